@@ -1,0 +1,41 @@
+# Helpers every folder uses. One static library per folder, PRIVATE or PUBLIC links stated there.
+
+# Flags of all our code. Floating point is never contracted or relaxed: backends must agree bit for bit.
+add_library(spectrumkv_flags INTERFACE)
+target_compile_options(spectrumkv_flags INTERFACE
+  -ffp-contract=off -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wno-unused-parameter -Wno-missing-field-initializers)
+if(SPECTRUMKV_WERROR)
+  target_compile_options(spectrumkv_flags INTERFACE -Werror)
+endif()
+target_include_directories(spectrumkv_flags INTERFACE ${PROJECT_SOURCE_DIR})
+if(SPECTRUMKV_SANITIZE)
+  add_compile_options(-fsanitize=${SPECTRUMKV_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${SPECTRUMKV_SANITIZE})
+endif()
+find_program(SPECTRUMKV_CCACHE ccache)
+if(SPECTRUMKV_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${SPECTRUMKV_CCACHE})
+endif()
+
+# spectrumkv_library(name SOURCES ... [PUBLIC libs...] [PRIVATE libs...])
+function(spectrumkv_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_link_libraries(${name} PUBLIC ${ARG_PUBLIC} PRIVATE spectrumkv_flags ${ARG_PRIVATE})
+endfunction()
+
+# spectrumkv_test(name LABELS ... SOURCES ... LIBS ...): a GoogleTest program, one CTest entry.
+function(spectrumkv_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "LABELS;SOURCES;LIBS" ${ARGN})
+  if(NOT SPECTRUMKV_TESTS)
+    return()
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE spectrumkv_flags ${ARG_LIBS} GTest::gtest_main GTest::gmock)
+  add_test(NAME ${name} COMMAND ${name})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
+    SKIP_REGULAR_EXPRESSION "^SKIPPED:")
+endfunction()

@@ -1,0 +1,26 @@
+// Time as a seam: monotonic now, and timers. Tests use FakeClock (tests/unit/base/fake_clock.h).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace spectrumkv {
+
+using TimerId = uint64_t;  // 0 is no timer
+
+// Thread-safe. Callbacks run on the clock's own thread and must return quickly: post to an Executor.
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  // Monotonic nanoseconds; the origin means nothing.
+  virtual int64_t NowNs() = 0;
+  // Runs `callback` once, at or soon after `deadline_ns`.
+  virtual TimerId CallAt(int64_t deadline_ns, std::function<void()> callback) = 0;
+  // True if the callback will not run any more; false if it has run, or is running now.
+  virtual bool Cancel(TimerId timer) = 0;
+};
+
+std::unique_ptr<Clock> NewSystemClock();
+
+}  // namespace spectrumkv

@@ -1,0 +1,65 @@
+// Where work runs. ThreadPool for the daemon, ManualExecutor for tests that want to step.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace spectrumkv {
+
+// Thread-safe.
+class Executor {
+ public:
+  virtual ~Executor() = default;
+  // Runs `task` once, later, on some thread of the executor. Never runs it inside this call.
+  virtual void Post(std::function<void()> task) = 0;
+};
+
+// `threads` workers over one FIFO queue. The destructor runs all that is queued, then joins.
+class ThreadPool final : public Executor {
+ public:
+  explicit ThreadPool(size_t threads);
+  ~ThreadPool() override;
+  void Post(std::function<void()> task) override;
+
+ private:
+  void Run();
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> queue_;
+  bool stopping_ = false;
+  std::vector<std::thread> threads_;
+};
+
+// Runs tasks only inside RunOne / RunAll, on the caller's thread.
+class ManualExecutor final : public Executor {
+ public:
+  void Post(std::function<void()> task) override;
+  // False if nothing was queued.
+  bool RunOne();
+  // Until the queue is empty; returns how many ran.
+  size_t RunAll();
+
+ private:
+  std::mutex mutex_;
+  std::deque<std::function<void()>> queue_;
+};
+
+// Serialises tasks over an executor: at most one runs at a time, in order of Post. Tasks keep the strand's state
+// alive, so a Strand may be destroyed while tasks are queued; they still run.
+class Strand {
+ public:
+  explicit Strand(Executor* executor);
+  void Post(std::function<void()> task);
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace spectrumkv
