@@ -1,0 +1,163 @@
+// The planner: which tier each token travels at, and exactly how many bytes that is. Pure: no clock, no I/O, the same
+// input gives the same output on every machine. Sources: the SpectrumKV paper (arXiv 2606.08635) for the allocators
+// (docs/allocators.md has the formulas), proto/WIRE_FORMAT.md section "Size" for bytes and chunk cuts.
+//
+// A transfer is planned in batches: once for a source that is complete, or batch by batch (whole chunks) as a
+// layer-wise source advances. Planner keeps what was spent, so that the whole stays within one budget.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/codec/backend.h"
+#include "kernels/format/chunk.h"
+
+namespace spectrumkv {
+
+enum class Allocator {
+  kGreedy,
+  kSinkProtect,
+  kBalanced,
+  kTwoTier,
+  kUniform,
+  kRandom,
+  kPdTrim,
+  kSlidingWindowSink,
+  kRaw
+};
+enum class ImportanceSource { kScores, kPosition, kKeyNorm };
+
+// "GREEDY", ...; and back (InvalidArgument names the value).
+const char* AllocatorName(Allocator allocator);
+absl::StatusOr<Allocator> ParseAllocator(const std::string& name);
+const char* ImportanceSourceName(ImportanceSource source);
+absl::StatusOr<Tier> ParseTier(const std::string& name);
+
+// Resolved policy: no "default" left in it.
+struct Policy {
+  double budget = 0.5;  // of raw KV bytes, hard, everything counted; in (0, 1.1]
+  Allocator allocator = Allocator::kGreedy;
+  Tier uniform_tier = Tier::kQ4;
+  uint64_t random_seed = 0;
+  std::vector<Tier> tiers = {Tier::kRaw, Tier::kQ8, Tier::kQ4, Tier::kQ3, Tier::kQ2};
+  bool allow_drop = false;  // DROP was named in the policy's tiers
+  ImportanceSource importance = ImportanceSource::kPosition;
+  std::vector<float> scores;      // [tokens], or [layers * tokens] layer-major
+  bool scores_per_layer = false;  // layers in ascending layer index over all groups
+  double decay_lambda = 0;
+  uint32_t sinks = 4;
+  bool strict_budget = false;
+  bool payload_only = false;
+};
+
+// Finite budget in range, tiers not empty and unique, scores finite and non-negative and of the right length,
+// lambda finite and >= 0. InvalidArgument otherwise, with reasons INVALID_BUDGET, INVALID_TIERS, INVALID_SCORES,
+// INVALID_DECAY; the message names field, value and limit.
+absl::Status CheckPolicy(const Policy& policy, uint32_t tokens, uint32_t layers);
+
+// One layer of the source.
+struct PlanLayer {
+  uint16_t group = 0;
+  uint16_t layer = 0;  // index in the model
+  uint32_t heads = 0;
+  uint32_t head_dim = 0;
+  DType dtype = DType::kFloat16;
+  bool has_v = true;
+  bool raw_only = false;  // no lossy codec was validated for this group (MLA)
+};
+
+struct TokenRange {
+  uint32_t first = 0;
+  uint32_t count = 0;
+  friend bool operator==(const TokenRange&, const TokenRange&) = default;
+};
+
+// What both sides know before the first chunk: enough to list every chunk.
+struct TransferShape {
+  uint32_t token_count = 0;          // of the request
+  std::vector<TokenRange> kept;      // tokens that travel, ascending, disjoint, not touching
+  std::vector<PlanLayer> layers;     // ascending layer index
+  uint32_t kept_count() const;
+};
+
+// One chunk of the cut: layers[layer_index], kept tokens [token_first, token_first + token_count) counted in kept
+// tokens. chunk_index is its place in the list (layer by layer, tokens ascending).
+struct ChunkCut {
+  uint32_t chunk_index = 0;
+  uint32_t layer_index = 0;
+  uint32_t token_first = 0;
+  uint32_t token_count = 0;
+};
+std::vector<ChunkCut> CutChunks(const TransferShape& shape);
+uint64_t KvBytesOf(const TransferShape& shape);
+ChunkDims DimsOf(const PlanLayer& layer, uint32_t tokens);
+
+// What the scan stage found in one layer, for kept tokens [0, kept_count); entries outside the planned chunks are not
+// read. Empty vectors: no escapes, no key norms.
+struct LayerScan {
+  std::vector<TokenScan> k;
+  std::vector<TokenScan> v;
+};
+
+// A chunk with its tiers.
+struct PlannedChunk {
+  ChunkCut cut;
+  std::vector<uint8_t> tier_map;  // [token_count], escapes already applied
+  uint64_t chunk_bytes = 0;       // exact
+};
+
+struct TierTotals {
+  std::array<uint64_t, kTierCount> k{};  // (layer, token) pairs by tier id
+  std::array<uint64_t, kTierCount> v{};
+};
+
+struct PlanBatch {
+  std::vector<PlannedChunk> chunks;
+  uint64_t wire_bytes = 0;
+  uint64_t kv_bytes = 0;
+  uint64_t escaped = 0;               // (layer, token, plane) forced to RAW
+  uint64_t escape_overrun_bytes = 0;  // above this batch's share of the budget, forced by escapes
+  TierTotals totals;
+};
+
+// Plans one transfer. Not thread-safe. Usage: Create; kept() is final from then on; Plan batches until every chunk of
+// CutChunks(shape()) was planned once.
+class Planner {
+ public:
+  // `policy` is checked here (CheckPolicy). Decides which tokens travel: all, unless the policy drops.
+  // Errors: those of CheckPolicy; BUDGET_TOO_SMALL (metadata least_budget) when even the lowest allowed tiers cannot
+  // meet the budget, escapes not counted; DROP_NOT_ALLOWED when the allocator must drop but allow_drop is false.
+  // `full_scan` may be null; it is read for KEY_NORM importance where the allocator drops tokens.
+  static absl::StatusOr<Planner> Create(Policy policy, std::vector<PlanLayer> layers, uint32_t token_count,
+                                        const std::vector<LayerScan>* full_scan = nullptr);
+
+  const TransferShape& shape() const { return shape_; }
+  const std::vector<ChunkCut>& cuts() const { return cuts_; }
+  // Positions that do not travel.
+  std::vector<TokenRange> dropped() const;
+
+  // Scores known later (Advance): replace those used for batches planned from now on; [n] for tokens 0..n-1.
+  absl::Status SetScores(const std::vector<float>& scores);
+
+  // Plans the chunks of `chunk_indices` (ascending, each not planned before). `scan` has one entry per layer of the
+  // shape. The batch's share of the budget is what is left of it times its part of the raw bytes left.
+  // Errors: BUDGET_TOO_SMALL (whole transfer in one batch, escapes counted; or strict_budget).
+  absl::StatusOr<PlanBatch> Plan(const std::vector<uint32_t>& chunk_indices, const std::vector<LayerScan>& scan);
+
+  // Smallest budget the allowed tiers can meet, escapes of `scan` counted.
+  double LeastBudget(const std::vector<LayerScan>& scan) const;
+
+ private:
+  Planner() = default;
+  Policy policy_;
+  TransferShape shape_;
+  std::vector<ChunkCut> cuts_;
+  std::vector<bool> planned_;
+  uint64_t budget_left_bytes_ = 0;
+  uint64_t kv_left_bytes_ = 0;
+};
+
+}  // namespace spectrumkv
