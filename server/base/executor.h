@@ -1,4 +1,4 @@
-// Where work runs. ThreadPool for the daemon, ManualExecutor for tests that want to step.
+// Where work runs. ThreadPool for the daemon, ManualExecutor for tests that want to step. Tasks do not throw.
 #pragma once
 
 #include <condition_variable>
@@ -20,7 +20,8 @@ class Executor {
   virtual void Post(std::function<void()> task) = 0;
 };
 
-// `threads` workers over one FIFO queue. The destructor runs all that is queued, then joins.
+// `threads` workers (at least one) over one FIFO queue. The destructor runs all that is queued, and what those tasks
+// post, then joins. Nobody else may Post once it has begun.
 class ThreadPool final : public Executor {
  public:
   explicit ThreadPool(size_t threads);
@@ -51,7 +52,8 @@ class ManualExecutor final : public Executor {
 };
 
 // Serialises tasks over an executor: at most one runs at a time, in order of Post. Tasks keep the strand's state
-// alive, so a Strand may be destroyed while tasks are queued; they still run.
+// alive, so a Strand may be destroyed while tasks are queued; they still run. The executor must outlive them. One task
+// takes one turn on the executor. Post is thread-safe.
 class Strand {
  public:
   explicit Strand(Executor* executor);

@@ -1,0 +1,113 @@
+#include "server/base/executor.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace spectrumkv {
+
+ThreadPool::ThreadPool(size_t threads) {
+  const size_t count = std::max<size_t>(threads, 1);
+  threads_.reserve(count);
+  for (size_t i = 0; i < count; ++i) threads_.emplace_back([this] { Run(); });
+}
+
+ThreadPool::~ThreadPool() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void ThreadPool::Post(std::function<void()> task) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    queue_.push_back(std::move(task));
+  }
+  wake_.notify_one();
+}
+
+void ThreadPool::Run() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    wake_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+    if (queue_.empty()) return;  // stopping, and a task that still runs on another thread drains what it posts
+    std::function<void()> task = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    task();
+    task = nullptr;  // what it captured goes before the next task starts
+    lock.lock();
+  }
+}
+
+void ManualExecutor::Post(std::function<void()> task) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  queue_.push_back(std::move(task));
+}
+
+bool ManualExecutor::RunOne() {
+  std::function<void()> task;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (queue_.empty()) return false;
+    task = std::move(queue_.front());
+    queue_.pop_front();
+  }
+  task();
+  return true;
+}
+
+size_t ManualExecutor::RunAll() {
+  size_t count = 0;
+  while (RunOne()) ++count;
+  return count;
+}
+
+struct Strand::State : std::enable_shared_from_this<Strand::State> {
+  explicit State(Executor* e) : executor(e) {}
+
+  void Schedule() {
+    executor->Post([self = shared_from_this()] { self->RunNext(); });
+  }
+
+  // One task for each turn on the executor: strands share its threads fairly, and tests can step.
+  void RunNext() {
+    std::function<void()> task;
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      task = std::move(queue.front());
+      queue.pop_front();
+    }
+    task();
+    task = nullptr;
+    bool more = false;
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      more = !queue.empty();
+      scheduled = more;
+    }
+    if (more) Schedule();
+  }
+
+  Executor* const executor;
+  std::mutex mutex;
+  std::deque<std::function<void()>> queue;
+  bool scheduled = false;  // a turn is queued or running
+};
+
+Strand::Strand(Executor* executor) : state_(std::make_shared<State>(executor)) {}
+
+void Strand::Post(std::function<void()> task) {
+  bool schedule = false;
+  {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    state_->queue.push_back(std::move(task));
+    schedule = !state_->scheduled;
+    state_->scheduled = true;
+  }
+  if (schedule) state_->Schedule();
+}
+
+}  // namespace spectrumkv
