@@ -1,0 +1,139 @@
+// Registered pools: their mappings, leases, and who uses which blocks.
+//
+// A worker registers a pool and keeps its lease alive. Transfers take BlockHolds: sources share blocks, a destination
+// has its blocks alone. A pool that is lost (lease expired, worker gone, unregistered with force, segment truncated)
+// tells its holds and is unmapped when the last hold is gone. All classes here are thread-safe unless said otherwise.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/base/clock.h"
+#include "server/pool/schema.h"
+
+namespace spectrumkv {
+
+enum class PlaneId { kK, kV };
+
+struct BlockRange {
+  uint64_t first = 0;
+  uint64_t count = 0;
+};
+struct GroupBlockList {
+  uint32_t group = 0;
+  std::vector<BlockRange> runs;
+};
+
+class Pool;
+
+// Blocks of one request in one pool, held until destroyed. Keeps the pool mapped. Const methods may be called from any
+// thread.
+class BlockHold {
+ public:
+  virtual ~BlockHold() = default;
+  virtual const PoolSchema& schema() const = 0;
+  virtual uint32_t token_count() const = 0;
+
+  // rows[i] = address of (token_first + i, head 0 of the pool, dim 0), i < count; tokens counted in the request.
+  // REQUIRES: group/layer_slot (position in groups[group].layers) in range, token_first + count <= token_count(),
+  // a V plane where asked for.
+  virtual void FillRows(uint32_t group, uint32_t layer_slot, PlaneId plane, uint32_t token_first, uint32_t count,
+                        uint8_t** rows) const = 0;
+
+  // Zero-fills what a destination has behind its last `kept_tokens` token in the last used block, and nothing else.
+  virtual void ZeroTail(uint32_t kept_tokens) const = 0;
+
+  // Seqlock generations of the blocks that hold these tokens, appended to `out`; nothing where the schema has none.
+  virtual void ReadGenerations(uint32_t group, uint32_t token_first, uint32_t count,
+                               std::vector<uint64_t>* out) const = 0;
+  virtual bool has_generations() const = 0;
+
+  // OK, or why the pool's memory must not be trusted any more (FailedPrecondition: SEGMENT_FAILED, POOL_LOST).
+  virtual absl::Status Health() const = 0;
+
+  // `lost` is called at most once, from any thread, when the pool is lost (at once if it already is); it must return
+  // quickly. Dropped with the hold.
+  virtual void OnLost(std::function<void(absl::Status why)> lost) = 0;
+};
+
+struct PoolHandle {
+  std::string pool_id;
+  uint64_t epoch = 0;
+  int64_t lease_ttl_ms = 0;
+};
+
+struct PoolStatus {
+  std::string pool_id, model, revision, state;  // active, draining, lost
+  uint32_t groups = 0, layers = 0;
+  uint64_t kv_bytes = 0, blocks_total = 0, blocks_sending = 0, blocks_receiving = 0;
+  int64_t lease_remaining_ms = 0;
+};
+
+struct PoolLimits {
+  std::string shared_dir;       // for FILE segments
+  std::string shm_prefix = "/"; // allowed POSIX_SHM names
+  uint64_t max_owned_bytes = 0;
+  uint32_t max_pools = 64;
+  uint64_t max_chunk_bytes = 0;
+  int64_t lease_default_ttl_ms = 30000, lease_min_ttl_ms = 1000, lease_max_ttl_ms = 600000;
+};
+
+// What happens to pools, for metrics. Called from any thread, must return quickly.
+struct PoolEvents {
+  std::function<void(const std::string& kind)> lease_expired = [](const std::string&) {};
+};
+
+class PoolRegistry {
+ public:
+  // `clock` borrowed. `epoch` is the daemon's.
+  static std::unique_ptr<PoolRegistry> Create(PoolLimits limits, uint64_t epoch, Clock* clock, PoolEvents events);
+  virtual ~PoolRegistry() = default;
+
+  // Maps the segments and checks everything. The same request_id with an equal schema answers the same pool; with
+  // another schema ALREADY_EXISTS. Errors: those of CheckSchema; NOT_FOUND SEGMENT_NOT_FOUND; INVALID_ARGUMENT
+  // SEGMENT_TOO_SHORT, SEGMENT_SPARSE, SEGMENT_NOT_REGULAR, SEGMENT_OUTSIDE_DIR (symlinks too); RESOURCE_EXHAUSTED
+  // POOLS_FULL, OWNED_QUOTA; UNAVAILABLE DRAINING.
+  virtual absl::StatusOr<PoolHandle> Register(const std::string& request_id, const PoolSchema& schema,
+                                              int64_t lease_ttl_ms) = 0;
+  // Extends the lease; answers its TTL. NOT_FOUND UNKNOWN_POOL, FAILED_PRECONDITION STALE_EPOCH.
+  virtual absl::StatusOr<int64_t> Renew(const std::string& pool_id, uint64_t epoch) = 0;
+  // A HoldPool stream opened / broke. While at least one is open, its pings renew; when the last one breaks the pool is
+  // lost at once. `on_event` gets the pool's end (LEASE_EXPIRED, UNREGISTERED, SEGMENT_FAILED, DRAINING).
+  virtual absl::StatusOr<uint64_t> OpenHold(const std::string& pool_id, uint64_t epoch,
+                                            std::function<void(const std::string&)> on_event) = 0;
+  virtual void CloseHold(const std::string& pool_id, uint64_t hold_id) = 0;
+  // `done` exactly once: OK when no hold is left and the pool is unmapped; DEADLINE_EXCEEDED POOL_BUSY after timeout_ms
+  // (the pool stays). New holds are refused meanwhile.
+  virtual void Unregister(const std::string& pool_id, uint64_t epoch, int64_t timeout_ms,
+                          std::function<void(absl::Status)> done) = 0;
+
+  // Source blocks, shared. token_count tokens must fit the blocks, blocks exist, one list per group of the schema.
+  // Errors: NOT_FOUND UNKNOWN_POOL; FAILED_PRECONDITION STALE_EPOCH; NOT_FOUND UNKNOWN_BLOCK; INVALID_ARGUMENT
+  // INVALID_BLOCKS; FAILED_PRECONDITION BLOCKS_RESERVED (a destination has them).
+  virtual absl::StatusOr<std::unique_ptr<BlockHold>> HoldSource(const std::string& pool_id, uint64_t epoch,
+                                                                const std::vector<GroupBlockList>& blocks,
+                                                                uint32_t token_count) = 0;
+  // Destination blocks, exclusive: also no block twice. Errors as HoldSource, and BLOCKS_IN_USE.
+  virtual absl::StatusOr<std::unique_ptr<BlockHold>> ReserveTarget(const std::string& pool_id, uint64_t epoch,
+                                                                   const std::vector<GroupBlockList>& blocks,
+                                                                   uint32_t token_count) = 0;
+
+  // One block of one tensor, dense [block_tokens, head_count, head_dim]. Errors: as HoldSource, INVALID_ARGUMENT
+  // INVALID_BLOCKS (wrong size), FAILED_PRECONDITION BLOCKS_IN_USE (Put into blocks a transfer uses).
+  virtual absl::Status PutBlock(const std::string& pool_id, uint64_t epoch, uint32_t group, uint32_t layer,
+                                PlaneId plane, uint64_t block, const std::string& data) = 0;
+  virtual absl::StatusOr<std::string> GetBlock(const std::string& pool_id, uint64_t epoch, uint32_t group,
+                                               uint32_t layer, PlaneId plane, uint64_t block) = 0;
+  virtual absl::StatusOr<PoolSchema> SchemaOf(const std::string& pool_id, uint64_t epoch) = 0;
+
+  virtual std::vector<PoolStatus> List() const = 0;
+  // No new pools from now on.
+  virtual void StartDraining() = 0;
+};
+
+}  // namespace spectrumkv

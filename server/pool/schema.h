@@ -1,0 +1,73 @@
+// A pool's schema as plain data; meaning and limits as in proto/spectrumkv/v1/schema.proto.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/format/types.h"
+
+namespace spectrumkv {
+
+enum class GroupKind { kAttention, kMla, kSlidingWindow };
+
+struct SegmentSpec {
+  enum class Kind { kPosixShm, kFile, kDaemonOwned } kind = Kind::kDaemonOwned;
+  std::string name;  // shm name or path relative to memory.shared_dir
+  uint64_t size_bytes = 0;
+};
+
+// Element (b, t, h, d) of [num_blocks, block_tokens, heads, head_dim] is at
+// offset + b * block_stride + t * token_stride + h * head_stride + d * dim_stride of the segment.
+struct TensorSchema {
+  uint32_t segment = 0;
+  uint64_t offset_bytes = 0;
+  uint64_t block_stride_bytes = 0;
+  uint64_t token_stride_bytes = 0;
+  uint64_t head_stride_bytes = 0;
+  uint64_t dim_stride_bytes = 0;
+};
+
+struct LayerSchema {
+  uint32_t layer = 0;
+  TensorSchema k;
+  std::optional<TensorSchema> v;
+};
+
+struct GroupSchema {
+  GroupKind kind = GroupKind::kAttention;
+  DType dtype = DType::kFloat16;
+  uint32_t heads_total = 0;
+  uint32_t head_first = 0;
+  uint32_t head_count = 0;
+  uint32_t head_dim = 0;
+  uint32_t block_tokens = 0;
+  uint64_t num_blocks = 0;
+  uint32_t sliding_window_tokens = 0;
+  std::vector<LayerSchema> layers;
+};
+
+struct PoolSchema {
+  std::string model;
+  std::string revision;
+  uint32_t tensor_parallel_rank = 0;
+  uint32_t tensor_parallel_size = 1;
+  std::vector<GroupSchema> groups;
+  std::vector<SegmentSpec> segments;
+  struct Generations {
+    uint32_t segment = 0;
+    uint64_t offset_bytes = 0;
+  };
+  std::optional<Generations> generations;
+};
+
+// Everything that can be checked without the memory: counts and sizes in range, every stride and offset inside its
+// segment (overflow-safe), elements of one tensor not overlapping each other, tensors not overlapping each other,
+// layers unique, a chunk of one token fits max_chunk_bytes. InvalidArgument with reasons INVALID_SCHEMA,
+// OUT_OF_RANGE, OVERLAP, CHUNK_TOO_LARGE; the message names the path (groups[0].layers[3].k.token_stride_bytes),
+// the value and the limit.
+absl::Status CheckSchema(const PoolSchema& schema, uint64_t max_chunk_bytes);
+
+}  // namespace spectrumkv

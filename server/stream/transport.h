@@ -1,0 +1,94 @@
+// The network as a seam: control and data streams between daemons. Moves frames and opaque chunks; knows no tier and
+// decides nothing. GrpcTransport is the real one, MemoryTransport (server/stream/memory_transport.h) joins two ends in
+// one process for tests.
+//
+// Threads: every method may be called from any thread. Listener callbacks come from transport threads, one at a time per
+// stream, and must return quickly. A stream keeps its listener alive until OnClosed, which comes exactly once and last.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "server/memory/slot_pool.h"
+#include "server/stream/frames.h"
+
+namespace spectrumkv {
+
+// Bytes of one received chunk, wherever the transport holds them.
+class ReceivedChunk {
+ public:
+  virtual ~ReceivedChunk() = default;
+  virtual size_t size() const = 0;
+  // REQUIRES: room for size() bytes.
+  virtual void CopyTo(uint8_t* out) const = 0;
+  // The bytes, if they lie in one piece, else null.
+  virtual const uint8_t* Contiguous() const = 0;
+};
+
+class ControlListener {
+ public:
+  virtual ~ControlListener() = default;
+  virtual void OnFrame(ControlFrame frame) = 0;
+  // OK: the peer ended the stream in good order. Otherwise why it broke: UNAVAILABLE, DEADLINE_EXCEEDED, the status the
+  // peer closed with (its reason kept), or what Close was called with on this side.
+  virtual void OnClosed(absl::Status status) = 0;
+};
+
+class ControlStream {
+ public:
+  virtual ~ControlStream() = default;
+  // Queued without bound on memory only up to 64 frames; beyond that the stream is closed (RESOURCE_EXHAUSTED). Ignored
+  // after Close.
+  virtual void Send(ControlFrame frame) = 0;
+  // Sends what is queued, then ends the stream; the peer sees `status` (a dialler can only end in good order with OK, or
+  // break off). Idempotent. OnClosed follows, at the latest a few seconds later.
+  virtual void Close(absl::Status status) = 0;
+  // Who is at the other end, for logs and ListPeers.
+  virtual std::string peer() const = 0;
+};
+
+class DataListener {
+ public:
+  virtual ~DataListener() = default;
+  // The next chunk is read only after this returns.
+  virtual void OnChunk(std::unique_ptr<ReceivedChunk> chunk) = 0;
+  virtual void OnClosed(absl::Status status) = 0;
+};
+
+class DataStream {
+ public:
+  virtual ~DataStream() = default;
+  // Lends the first chunk_bytes of the slot to the network without a copy. `done` comes exactly once, when the bytes are
+  // no longer needed (true) or will never be sent (false); the slot is released just before. At most 4 may be
+  // outstanding per stream.
+  virtual void SendChunk(Slot slot, size_t chunk_bytes, std::function<void(bool sent)> done) = 0;
+  // As ControlStream::Close; waits for queued chunks only when status is OK.
+  virtual void Close(absl::Status status) = 0;
+};
+
+// Answers streams that peers open.
+class PeerAcceptor {
+ public:
+  virtual ~PeerAcceptor() = default;
+  // The listener of a new control stream, or null to refuse it (UNAVAILABLE DRAINING).
+  virtual std::shared_ptr<ControlListener> OnControl(std::shared_ptr<ControlStream> stream) = 0;
+  // Called after the peer's DataOpen. Null refuses it (NOT_FOUND UNKNOWN_SESSION).
+  virtual std::shared_ptr<DataListener> OnData(std::shared_ptr<DataStream> stream, const DataOpenFrame& open) = 0;
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  // Dials lazily; a peer that is not there shows as OnClosed(UNAVAILABLE PEER_UNREACHABLE) within connect_timeout_ms.
+  virtual std::shared_ptr<ControlStream> OpenControl(const std::string& peer_address,
+                                                     std::shared_ptr<ControlListener> listener) = 0;
+  // `open.stream` chooses the connection: each index has its own TCP connection to the peer.
+  virtual std::shared_ptr<DataStream> OpenData(const std::string& peer_address, const DataOpenFrame& open,
+                                               std::shared_ptr<DataListener> listener) = 0;
+};
+
+}  // namespace spectrumkv

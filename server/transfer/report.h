@@ -1,0 +1,42 @@
+// What a transfer did, for its report, its events and its metrics. Fields as in proto/spectrumkv/v1/report.proto.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "server/plan/plan.h"
+#include "server/stream/frames.h"
+
+namespace spectrumkv {
+
+enum class Stage : uint8_t { kQueue, kScan, kPlan, kEncode, kSend, kReceive, kDecode, kCommit };
+constexpr size_t kStageCount = 8;
+const char* StageName(Stage stage);
+
+struct TransferReport {
+  std::string transfer_id;
+  Role role = Role::kSender;
+  TransferState state = TransferState::kWaiting;
+  absl::Status error;  // not OK for FAILED, CANCELLED, EXPIRED
+  uint32_t tokens = 0, kept_tokens = 0;
+  uint64_t kv_bytes = 0, wire_bytes = 0;
+  double budget = 0;
+  uint64_t escape_overrun_bytes = 0;
+  TierTotals tiers;
+  std::vector<TokenRange> dropped;
+  uint64_t chunks = 0, chunks_total = 0, chunks_resent = 0, chunks_duplicate = 0;
+  uint64_t nonfinite_values = 0, rounded_words = 0, values = 0;
+  Allocator allocator = Allocator::kRaw;
+  ImportanceSource importance = ImportanceSource::kPosition;
+  std::string backend, path = "host", source_guard = "none";
+  uint32_t attempts = 0, streams = 0, layers_ready = 0;
+  double first_layer_ready_seconds = 0, duration_seconds = 0;
+  std::array<double, kStageCount> stage_seconds{};
+
+  uint64_t saved_bytes() const { return kv_bytes > wire_bytes ? kv_bytes - wire_bytes : 0; }
+};
+
+}  // namespace spectrumkv

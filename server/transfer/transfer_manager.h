@@ -1,0 +1,127 @@
+// All transfers of this daemon: what the worker's calls and the peers' streams act on. The only place that decides
+// (docs/architecture.md, "Life of a transfer"). Thread-safe. Callbacks come from executor threads and must return
+// quickly.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/codec/backend.h"
+#include "server/base/clock.h"
+#include "server/base/executor.h"
+#include "server/memory/slot_pool.h"
+#include "server/metrics/metrics.h"
+#include "server/plan/plan.h"
+#include "server/pool/pool.h"
+#include "server/stream/transport.h"
+#include "server/transfer/report.h"
+
+namespace spectrumkv {
+
+// A worker's half of a push (`peer` set: Send, Fetch; the side that dials) or of a rendezvous (`peer` empty: Publish,
+// Expect; the side that waits).
+struct SenderSpec {
+  std::string transfer_id, transfer_token, peer;
+  std::unique_ptr<BlockHold> source;
+  Policy policy;
+  int64_t deadline_ms = 0;
+  bool layerwise = false;
+  // Equal fingerprints of the request make a repeated call idempotent.
+  std::string fingerprint;
+};
+struct ReceiverSpec {
+  std::string transfer_id, transfer_token, peer;
+  std::unique_ptr<BlockHold> target;
+  int64_t deadline_ms = 0;
+  bool accept_dropped = false, exact_conversion = false;
+  std::string fingerprint;
+};
+
+class TransferWatcher {
+ public:
+  virtual ~TransferWatcher() = default;
+  virtual void OnLayersReady(uint32_t layers) = 0;
+  virtual void OnProgress(const TransferReport& report) = 0;
+  // Last.
+  virtual void OnTerminal(const TransferReport& report) = 0;
+};
+
+struct TransferOptions {
+  uint64_t epoch = 0;
+  int64_t progress_timeout_ms = 5000;
+  uint32_t streams = 2;
+  uint32_t credits_per_transfer = 16;
+  uint32_t max_active = 1024;
+  uint32_t max_waiting_peers = 1024;
+  int64_t terminal_memory_ms = 300000;
+  uint32_t terminal_memory_count = 10000;
+};
+
+// Borrowed; all outlive the manager.
+struct TransferParts {
+  Clock* clock = nullptr;
+  Executor* control = nullptr;  // state machines
+  Executor* compute = nullptr;  // scan, plan, encode, decode
+  Transport* transport = nullptr;
+  SlotPool* send_slots = nullptr;
+  SlotPool* receive_slots = nullptr;
+  const Backend* backend = nullptr;
+  Metrics* metrics = nullptr;
+};
+
+struct PeerStatus {
+  std::string address, direction, last_error;
+  uint64_t sessions_active = 0, sessions_total = 0, wire_bytes_sent = 0, wire_bytes_received = 0;
+};
+
+class TransferManager : public PeerAcceptor {
+ public:
+  static std::unique_ptr<TransferManager> Create(TransferOptions options, TransferParts parts);
+  // REQUIRES: the transport delivers nothing any more. Fails what is left.
+  ~TransferManager() override = default;
+
+  // Errors: INVALID_ARGUMENT INVALID_TRANSFER_ID, and those of Planner::Create; ALREADY_EXISTS TRANSFER_EXISTS (same id,
+  // other request, also a remembered one); RESOURCE_EXHAUSTED TRANSFERS_FULL + retry delay; UNAVAILABLE DRAINING.
+  virtual absl::Status StartSender(SenderSpec spec) = 0;
+  virtual absl::Status StartReceiver(ReceiverSpec spec) = 0;
+  // True, and its status, if a transfer of this id and role exists with this fingerprint: the call is a repeat. Ask
+  // before taking a BlockHold.
+  virtual std::optional<absl::Status> FindRepeat(const std::string& transfer_id, Role role,
+                                                 const std::string& fingerprint) = 0;
+
+  // NOT_FOUND UNKNOWN_TRANSFER; INVALID_ARGUMENT NOT_LAYERWISE, OUT_OF_RANGE, INVALID_SCORES; FAILED_PRECONDITION
+  // TRANSFER_TERMINAL.
+  virtual absl::Status Advance(const std::string& transfer_id, uint32_t layers, uint32_t tokens,
+                               const std::vector<float>& scores) = 0;
+
+  // role empty: the only one of that id; INVALID_ARGUMENT AMBIGUOUS_ROLE where both are here. NOT_FOUND
+  // UNKNOWN_TRANSFER. The same for the calls below.
+  virtual absl::StatusOr<TransferReport> Get(const std::string& transfer_id, std::optional<Role> role) = 0;
+  // Layers ready so far are told at once; a terminal transfer gives its terminal event at once. The watcher is kept until
+  // OnTerminal or Unwatch.
+  virtual absl::StatusOr<uint64_t> Watch(const std::string& transfer_id, std::optional<Role> role,
+                                         std::shared_ptr<TransferWatcher> watcher) = 0;
+  virtual void Unwatch(const std::string& transfer_id, std::optional<Role> role, uint64_t watch_id) = 0;
+  // `done` exactly once, when no byte can land or be read any more.
+  virtual void Cancel(const std::string& transfer_id, std::optional<Role> role,
+                      std::function<void(absl::StatusOr<TransferReport>)> done) = 0;
+  // Cancels a Publish nobody fetched; forgets a terminal transfer. FAILED_PRECONDITION TRANSFER_ACTIVE otherwise.
+  virtual absl::Status Release(const std::string& transfer_id, std::optional<Role> role) = 0;
+  virtual absl::Status ReportFirstToken(const std::string& transfer_id, std::optional<Role> role, double seconds) = 0;
+
+  virtual std::vector<TransferReport> List(uint32_t limit, bool active_only) = 0;
+  virtual std::vector<PeerStatus> ListPeers() = 0;
+  virtual uint32_t active() const = 0;
+  // No new transfers from now on; `done` once, when none is active.
+  virtual void StartDraining(std::function<void()> done) = 0;
+  // Fails everything that is left (UNAVAILABLE SHUTTING_DOWN); returns when all is settled.
+  virtual void Shutdown() = 0;
+};
+
+}  // namespace spectrumkv
