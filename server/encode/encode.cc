@@ -1,0 +1,123 @@
+#include "server/encode/encode.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/status.h"
+
+namespace spectrumkv {
+namespace {
+
+const GroupSchema& GroupOf(const EncodeSource& source, uint32_t layer_index) {
+  return source.hold->schema().groups[(*source.places)[layer_index].group];
+}
+
+const TensorSchema& TensorOf(const EncodeSource& source, uint32_t layer_index, PlaneId plane) {
+  const LayerSchema& layer = GroupOf(source, layer_index).layers[(*source.places)[layer_index].layer_slot];
+  return plane == PlaneId::kK ? layer.k : *layer.v;
+}
+
+// Calls fn(position, count, offset) for each run of positions behind kept tokens [first, first + count).
+template <typename Fn>
+void ForEachKeptRun(const TransferShape& shape, uint32_t first, uint32_t count, Fn fn) {
+  uint32_t before = 0;
+  uint32_t done = 0;
+  for (const TokenRange& run : shape.kept) {
+    if (done == count) return;
+    const uint32_t at = first + done;
+    if (at < before + run.count) {
+      const uint32_t skip = at - before;
+      const uint32_t n = std::min(run.count - skip, count - done);
+      fn(run.first + skip, n, done);
+      done += n;
+    }
+    before += run.count;
+  }
+}
+
+SourcePlane PlaneOf(const EncodeSource& source, uint32_t layer_index, PlaneId plane, const ChunkCut& cut,
+                    std::vector<uint8_t*>* rows) {
+  if (rows->size() < cut.token_count) rows->resize(cut.token_count);
+  FillKeptRows(source, layer_index, plane, cut.token_first, cut.token_count, rows->data());
+  const TensorSchema& tensor = TensorOf(source, layer_index, plane);
+  return SourcePlane{rows->data(), static_cast<int64_t>(tensor.head_stride_bytes),
+                     static_cast<int64_t>(tensor.dim_stride_bytes)};
+}
+
+void ReadGenerations(const EncodeSource& source, const ChunkCut& cut, std::vector<uint64_t>* out) {
+  out->clear();
+  const uint32_t group = (*source.places)[cut.layer_index].group;
+  ForEachKeptRun(*source.shape, cut.token_first, cut.token_count, [&](uint32_t position, uint32_t n, uint32_t) {
+    source.hold->ReadGenerations(group, position, n, out);
+  });
+}
+
+absl::Status SourceChanged(const ChunkCut& cut, const char* how) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "SOURCE_CHANGED",
+                   absl::StrCat("source blocks of chunk ", cut.chunk_index, " ", how, " while they were being sent"),
+                   {{"chunk", absl::StrCat(cut.chunk_index)}});
+}
+
+}  // namespace
+
+void FillKeptRows(const EncodeSource& source, uint32_t layer_index, PlaneId plane, uint32_t first, uint32_t count,
+                  uint8_t** rows) {
+  const LayerPlace& place = (*source.places)[layer_index];
+  ForEachKeptRun(*source.shape, first, count, [&](uint32_t position, uint32_t n, uint32_t offset) {
+    source.hold->FillRows(place.group, place.layer_slot, plane, position, n, rows + offset);
+  });
+}
+
+absl::StatusOr<EncodeResult> EncodeChunk(const Backend& backend, const EncodeSource& source, const PlannedChunk& chunk,
+                                         uint64_t fence, EncodeScratch* scratch, uint8_t* out, uint64_t capacity) {
+  const ChunkCut& cut = chunk.cut;
+  const PlanLayer& layer = source.shape->layers[cut.layer_index];
+  const GroupSchema& group = GroupOf(source, cut.layer_index);
+  const bool guarded = source.hold->has_generations();
+  if (guarded) {
+    ReadGenerations(source, cut, &scratch->generations_before);
+    const auto& seen = scratch->generations_before;
+    if (std::any_of(seen.begin(), seen.end(), [](uint64_t g) { return (g & 1) != 0; })) {
+      return SourceChanged(cut, "were being written");
+    }
+  }
+  ChunkIdentity identity;
+  identity.fence = fence;
+  identity.chunk_index = cut.chunk_index;
+  identity.group = layer.group;
+  identity.layer = layer.layer;
+  identity.token_first = cut.token_first;
+  identity.head_first = static_cast<uint16_t>(group.head_first);
+  const SourcePlane k = PlaneOf(source, cut.layer_index, PlaneId::kK, cut, &scratch->k_rows);
+  SourcePlane v;
+  if (layer.has_v) v = PlaneOf(source, cut.layer_index, PlaneId::kV, cut, &scratch->v_rows);
+  const EncodeResult result =
+      backend.Encode(DimsOf(layer, cut.token_count), identity, k, layer.has_v ? &v : nullptr, chunk.tier_map.data(),
+                     &scratch->workspace, out, capacity);
+  if (guarded) {
+    ReadGenerations(source, cut, &scratch->generations_after);
+    if (scratch->generations_after != scratch->generations_before) return SourceChanged(cut, "changed");
+  }
+  if (absl::Status health = source.hold->Health(); !health.ok()) return health;
+  if (result.chunk_bytes == 0) {
+    return MakeError(absl::StatusCode::kInternal, "ENCODE_OVERFLOW",
+                     absl::StrCat("chunk ", cut.chunk_index, " did not fit into ", capacity, " bytes"));
+  }
+  // The plan knew every escape from the scan; other sizes mean that the values are not those that were scanned.
+  if (result.chunk_bytes != chunk.chunk_bytes) return SourceChanged(cut, "changed");
+  return result;
+}
+
+void ScanChunk(const Backend& backend, const EncodeSource& source, const ChunkCut& cut, EncodeScratch* scratch,
+               LayerScan* scan) {
+  const PlanLayer& layer = source.shape->layers[cut.layer_index];
+  const ChunkDims dims = DimsOf(layer, cut.token_count);
+  backend.Scan(dims, PlaneOf(source, cut.layer_index, PlaneId::kK, cut, &scratch->k_rows),
+               scan->k.data() + cut.token_first);
+  if (layer.has_v) {
+    backend.Scan(dims, PlaneOf(source, cut.layer_index, PlaneId::kV, cut, &scratch->v_rows),
+                 scan->v.data() + cut.token_first);
+  }
+}
+
+}  // namespace spectrumkv

@@ -1,0 +1,47 @@
+// Stage 5: one planned chunk from a source's blocks into a staging slot.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/codec/backend.h"
+#include "server/plan/plan.h"
+#include "server/pool/pool.h"
+
+namespace spectrumkv {
+
+// Where layer `layer_index` of a TransferShape lies in a pool: groups[group].layers[layer_slot].
+struct LayerPlace {
+  uint32_t group = 0;
+  uint32_t layer_slot = 0;
+};
+
+// A source as the encoder needs it. Borrowed; immutable while chunks are encoded.
+struct EncodeSource {
+  const BlockHold* hold = nullptr;
+  const TransferShape* shape = nullptr;
+  const std::vector<LayerPlace>* places = nullptr;
+};
+
+// Scratch of one thread.
+struct EncodeScratch {
+  Workspace workspace;
+  std::vector<uint8_t*> k_rows, v_rows;
+  std::vector<uint64_t> generations_before, generations_after;
+};
+
+// Addresses of kept tokens [first, first + count) of one plane.
+void FillKeptRows(const EncodeSource& source, uint32_t layer_index, PlaneId plane, uint32_t first, uint32_t count,
+                  uint8_t** rows);
+
+// Encodes into out[0, capacity). Errors: FAILED_PRECONDITION SOURCE_CHANGED (a block's generation is odd or changed
+// while it was read, or the values no longer fit the plan), SEGMENT_FAILED; INTERNAL ENCODE_OVERFLOW.
+absl::StatusOr<EncodeResult> EncodeChunk(const Backend& backend, const EncodeSource& source, const PlannedChunk& chunk,
+                                         uint64_t fence, EncodeScratch* scratch, uint8_t* out, uint64_t capacity);
+
+// Fills `scan` for the tokens of `cut` (vectors already of kept_count()).
+void ScanChunk(const Backend& backend, const EncodeSource& source, const ChunkCut& cut, EncodeScratch* scratch,
+               LayerScan* scan);
+
+}  // namespace spectrumkv
