@@ -1,0 +1,30 @@
+// The one list of metrics: name, type, help, labels with their closed sets of values, bucket edges. The exporter, the
+// documentation test and the dashboard test read it. Label values never come from requests or peers.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace spectrumkv {
+
+enum class MetricType { kCounter, kGauge, kHistogram };
+
+struct MetricLabel {
+  std::string name;
+  std::vector<std::string> values;  // closed set; empty: set once at the start (version, backend)
+};
+
+struct MetricSpec {
+  std::string name;  // with the prefix spectrumkv_
+  MetricType type = MetricType::kCounter;
+  std::string help;
+  std::vector<MetricLabel> labels;
+  std::vector<double> buckets;  // upper edges of a histogram, ascending, without +Inf
+};
+
+const std::vector<MetricSpec>& AllMetrics();
+
+// "counter", "gauge", "histogram".
+const char* MetricTypeName(MetricType type);
+
+}  // namespace spectrumkv

@@ -1,0 +1,99 @@
+// What the stages count. Every series exists, at zero, from the start. Thread-safe; counting is a relaxed atomic add on
+// a fixed slot: no lock, no allocation, no lookup. A Metrics object needs no HTTP server: unit tests just make one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace spectrumkv {
+
+enum class MetricRole { kSender, kReceiver };
+enum class MetricOutcome { kCommitted, kFailed, kCancelled, kExpired };
+enum class MetricStage { kQueue, kScan, kPlan, kEncode, kSend, kReceive, kDecode, kCommit };
+enum class MetricTier { kRaw, kP8, kQ4, kQ3, kQ2, kP4, kQ8 };  // ids of proto/WIRE_FORMAT.md
+enum class MetricLease { kPool, kSource, kDestination };
+enum class MetricBlocks { kFree, kSending, kReceiving };
+enum class MetricStaging { kSendUsed, kSendFree, kReceiveUsed, kReceiveFree };
+
+constexpr int kMetricRoles = 2;
+constexpr int kMetricOutcomes = 4;
+constexpr int kMetricStages = 8;
+constexpr int kMetricTiers = 7;
+constexpr int kMetricLeases = 3;
+constexpr int kMetricBlocks = 3;
+constexpr int kMetricStagings = 4;
+
+class Metrics {
+ public:
+  struct BuildInfo {
+    std::string version;
+    std::string revision;
+    std::string backend;  // of the codec: scalar, avx2, avx512, cuda
+  };
+  explicit Metrics(const BuildInfo& info = {"unknown", "unknown", "unknown"});
+  ~Metrics();
+  Metrics(const Metrics&) = delete;
+  Metrics& operator=(const Metrics&) = delete;
+
+  // Transfers. kv, wire and saved bytes of a role are those of committed transfers for `saved`, of every chunk as it
+  // passes for the others. AddSavedBytes takes both totals of the transfer: what wire is below kv is saved, what it is
+  // above is expanded.
+  void CountTransfer(MetricRole role, MetricOutcome outcome, double duration_seconds, uint64_t wire_bytes);
+  void CountChunk(MetricRole role, uint64_t kv_bytes, uint64_t wire_bytes);
+  void AddSavedBytes(MetricRole role, uint64_t kv_bytes, uint64_t wire_bytes);
+  void AddOverheadBytes(uint64_t bytes);
+  void CountChunkDuplicate();
+  void CountChunkResent();
+  void AddTokens(MetricRole role, MetricTier tier, uint64_t tokens);  // (layer, token, K or V) each count one
+  void AddNonfiniteValues(uint64_t values);
+  void AddCreditStall(double seconds);
+  void CountLeaseExpired(MetricLease kind);
+  void CountError(MetricStage stage, absl::StatusCode code);  // kOk is not counted
+
+  void ObserveStage(MetricStage stage, double seconds);
+  void ObserveFirstLayerReady(double seconds);
+  void ObserveFirstToken(double seconds);
+  void ObserveReconstructionError(MetricTier tier, double ratio);
+
+  void AddInflightTransfers(int64_t delta);
+  void SetPoolBlocks(MetricBlocks state, uint64_t blocks);
+  void SetStagingBytes(MetricStaging state, uint64_t bytes);
+  void SetCertificateExpiry(double unix_seconds);
+  void SetDraining(bool draining);
+
+  // The text exposition, as /metrics serves it.
+  std::string Render() const;
+
+ private:
+  friend class MetricsExposer;
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+// Serves Render() over HTTP at /metrics until destroyed.
+class MetricsExposer {
+ public:
+  virtual ~MetricsExposer() = default;
+  // The port it listens on (the one chosen for ":0").
+  virtual int port() const = 0;
+  // `address` is host:port. Unavailable, reason METRICS_LISTEN, if it cannot listen there. `metrics` may die first.
+  static absl::StatusOr<std::unique_ptr<MetricsExposer>> Start(const std::string& address, const Metrics& metrics);
+};
+
+// "sender", "committed", "encode", "Q4", ...: the label values.
+const char* MetricLabelOf(MetricRole role);
+const char* MetricLabelOf(MetricOutcome outcome);
+const char* MetricLabelOf(MetricStage stage);
+const char* MetricLabelOf(MetricTier tier);
+const char* MetricLabelOf(MetricLease kind);
+const char* MetricLabelOf(MetricBlocks state);
+const char* MetricLabelOf(MetricStaging state);
+// "invalid_argument": canonical names in lower snake; "" for kOk.
+const char* MetricLabelOf(absl::StatusCode code);
+
+}  // namespace spectrumkv
