@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -53,9 +54,10 @@ struct Policy {
   bool payload_only = false;
 };
 
-// Finite budget in range, tiers not empty and unique, scores finite and non-negative and of the right length,
-// lambda finite and >= 0. InvalidArgument otherwise, with reasons INVALID_BUDGET, INVALID_TIERS, INVALID_SCORES,
-// INVALID_DECAY; the message names field, value and limit.
+// Finite budget in range, tiers not empty and unique, scores finite and non-negative and of the right length (given
+// at all where they are the source of importance), lambda finite and >= 0, an 8-bit tier for TWO_TIER.
+// InvalidArgument otherwise, with reasons INVALID_BUDGET, INVALID_TIERS, INVALID_SCORES, INVALID_DECAY; the message
+// names field, value and limit. UNIFORM and RAW use their tier whether or not `tiers` lists it.
 absl::Status CheckPolicy(const Policy& policy, uint32_t tokens, uint32_t layers);
 
 // One layer of the source.
@@ -92,6 +94,7 @@ struct ChunkCut {
   uint32_t token_count = 0;
 };
 std::vector<ChunkCut> CutChunks(const TransferShape& shape);
+// Raw bytes of the whole request, dropped tokens included: what the budget is a share of.
 uint64_t KvBytesOf(const TransferShape& shape);
 ChunkDims DimsOf(const PlanLayer& layer, uint32_t tokens);
 
@@ -119,7 +122,7 @@ struct PlanBatch {
   uint64_t wire_bytes = 0;
   uint64_t kv_bytes = 0;
   uint64_t escaped = 0;               // (layer, token, plane) forced to RAW
-  uint64_t escape_overrun_bytes = 0;  // above this batch's share of the budget, forced by escapes
+  uint64_t escape_overrun_bytes = 0;  // above what the budget had left for this batch, forced by escapes
   TierTotals totals;
 };
 
@@ -128,36 +131,45 @@ struct PlanBatch {
 class Planner {
  public:
   // `policy` is checked here (CheckPolicy). Decides which tokens travel: all, unless the policy drops.
-  // Errors: those of CheckPolicy; BUDGET_TOO_SMALL (metadata least_budget) when even the lowest allowed tiers cannot
-  // meet the budget, escapes not counted; DROP_NOT_ALLOWED when the allocator must drop but allow_drop is false.
-  // `full_scan` may be null; it is read for KEY_NORM importance where the allocator drops tokens.
+  // Errors: those of CheckPolicy; INVALID_SHAPE; BUDGET_TOO_SMALL (metadata least_budget) when even the lowest allowed
+  // tiers cannot meet the budget, escapes not counted; DROP_NOT_ALLOWED when the allocator must drop but allow_drop
+  // is false; KEY_NORM_UNAVAILABLE when it must drop by a KEY_NORM it does not have.
+  // `full_scan` (one entry per layer, token_count tokens each) may be null; where the allocator drops tokens it is
+  // read for KEY_NORM importance and so that escapes find room in the budget.
   static absl::StatusOr<Planner> Create(Policy policy, std::vector<PlanLayer> layers, uint32_t token_count,
                                         const std::vector<LayerScan>* full_scan = nullptr);
+
+  ~Planner();
+  Planner(Planner&&) noexcept;
+  Planner& operator=(Planner&&) noexcept;
 
   const TransferShape& shape() const { return shape_; }
   const std::vector<ChunkCut>& cuts() const { return cuts_; }
   // Positions that do not travel.
   std::vector<TokenRange> dropped() const;
 
-  // Scores known later (Advance): replace those used for batches planned from now on; [n] for tokens 0..n-1.
+  // Scores known later (Advance): replace the importance used for batches planned from now on; [n] for tokens
+  // 0..n-1, the others count as their mean. INVALID_SCORES as in CheckPolicy.
   absl::Status SetScores(const std::vector<float>& scores);
 
   // Plans the chunks of `chunk_indices` (ascending, each not planned before). `scan` has one entry per layer of the
-  // shape. The batch's share of the budget is what is left of it times its part of the raw bytes left.
-  // Errors: BUDGET_TOO_SMALL (whole transfer in one batch, escapes counted; or strict_budget).
+  // shape. A batch may spend what its lowest tiers cost plus its part, by raw bytes, of what is left of the budget
+  // above the lowest tiers of all that is unplanned: so a later batch without escapes can always be paid.
+  // wire_bytes - escape_overrun_bytes, summed over all batches, never exceeds the budget.
+  // Errors, after which nothing has changed: BUDGET_TOO_SMALL (whole transfer in one batch, escapes counted; or
+  // strict_budget); INVALID_BATCH (indices or scan do not fit the shape); KEY_NORM_UNAVAILABLE.
   absl::StatusOr<PlanBatch> Plan(const std::vector<uint32_t>& chunk_indices, const std::vector<LayerScan>& scan);
 
-  // Smallest budget the allowed tiers can meet, escapes of `scan` counted.
+  // Smallest budget the allowed tiers can meet for the kept tokens in one batch, escapes of `scan` counted. Plan of
+  // all chunks succeeds exactly where the policy's budget is not below it. REQUIRES: scan as in Plan, or empty.
   double LeastBudget(const std::vector<LayerScan>& scan) const;
 
  private:
-  Planner() = default;
-  Policy policy_;
+  struct State;
+  Planner();
   TransferShape shape_;
   std::vector<ChunkCut> cuts_;
-  std::vector<bool> planned_;
-  uint64_t budget_left_bytes_ = 0;
-  uint64_t kv_left_bytes_ = 0;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace spectrumkv

@@ -1,0 +1,72 @@
+#include "server/plan/allocate.h"
+
+#include <algorithm>
+
+namespace spectrumkv {
+namespace {
+
+// Highest rung in [0, below) that all tokens can have; `below` where none can.
+size_t HighestForAll(CostModel* model, size_t below, uint64_t share) {
+  for (size_t rung = below; rung-- > 0;) {
+    if (model->SetAll(rung) <= share) return rung;
+  }
+  return below;
+}
+
+Allocation AllOn(size_t rung, uint32_t tokens, uint64_t bytes) {
+  return {std::vector<uint8_t>(tokens, static_cast<uint8_t>(rung)), bytes};
+}
+
+}  // namespace
+
+Allocation AllocateGreedy(CostModel* model, size_t rungs, const std::vector<uint32_t>& order, uint32_t tokens,
+                          uint64_t share) {
+  const size_t base = HighestForAll(model, rungs, share);
+  if (base >= rungs - 1) return AllOn(std::min(base, rungs - 1), tokens, model->bytes());
+  // Every count is tried: the cost may fall by the centres when the last rotated key leaves a chunk.
+  size_t best = 0;
+  uint64_t best_bytes = model->bytes();
+  for (size_t count = 1; count <= order.size(); ++count) {
+    model->Move(order[count - 1], base, base + 1);
+    if (model->bytes() > share) continue;
+    best = count;
+    best_bytes = model->bytes();
+  }
+  Allocation result = AllOn(base, tokens, best_bytes);
+  for (size_t i = 0; i < best; ++i) result.rungs[order[i]] = static_cast<uint8_t>(base + 1);
+  return result;
+}
+
+Allocation AllocateBalanced(CostModel* model, size_t rungs, size_t middle, const std::vector<uint32_t>& order,
+                            uint32_t tokens, uint64_t share) {
+  const size_t top = rungs - 1;
+  size_t low = HighestForAll(model, middle, share);
+  if (low == middle && model->SetAll(middle) > share) {
+    // Only tiny chunks, where centres outweigh codes, have a higher rung that is cheaper.
+    const size_t rung = HighestForAll(model, rungs, share);
+    return AllOn(std::min(rung, top), tokens, model->bytes());
+  }
+  Allocation trial = AllOn(low, tokens, model->bytes());
+  size_t middle_end = 0;  // order[0, middle_end) has left the low rung
+  const auto move = [&](size_t i, size_t to) {
+    uint8_t& rung = trial.rungs[order[i]];
+    model->Move(order[i], rung, to);
+    rung = static_cast<uint8_t>(to);
+  };
+  size_t best = 0;
+  uint64_t best_bytes = model->bytes();
+  for (size_t x = 1; x <= order.size(); ++x) {
+    for (const size_t end = std::min(order.size(), 3 * x); middle_end < end; ++middle_end) move(middle_end, middle);
+    move(x - 1, top);
+    if (model->bytes() > share) continue;
+    best = x;
+    best_bytes = model->bytes();
+  }
+  Allocation result = AllOn(low, tokens, best_bytes);
+  for (size_t i = 0; i < std::min(order.size(), 3 * best); ++i) {
+    result.rungs[order[i]] = static_cast<uint8_t>(i < best ? top : middle);
+  }
+  return result;
+}
+
+}  // namespace spectrumkv

@@ -1,0 +1,152 @@
+#include "server/plan/cost.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace spectrumkv {
+namespace {
+
+void AddToken(const Rung& rung, uint8_t escapes, bool has_v, uint32_t count, TierCounts* counts) {
+  counts->k[static_cast<int>(AfterEscape(rung.k, static_cast<EscapeClass>(escapes & 15)))] += count;
+  if (has_v) counts->v[static_cast<int>(AfterEscape(rung.v, static_cast<EscapeClass>(escapes >> 4)))] += count;
+}
+
+bool AnyEscape(const std::vector<TokenScan>& scan, uint32_t first, uint32_t end) {
+  if (scan.empty()) return false;
+  uint8_t seen = 0;
+  for (uint32_t t = first; t < end; ++t) seen |= static_cast<uint8_t>(scan[t].escape);
+  return seen != 0;
+}
+
+}  // namespace
+
+uint64_t CountedBytes(const ChunkDims& dims, const TierCounts& counts, bool payload_only) {
+  if (!payload_only) return ChunkBytes(dims, counts);
+  uint64_t bytes = 0;
+  for (int id = 0; id < kTierCount; ++id) {
+    const uint64_t cells = (uint64_t{counts.k[id]} + counts.v[id]) * dims.heads;
+    bytes += cells * CellBytes(static_cast<Tier>(id), dims.head_dim, dims.dtype);
+  }
+  return bytes;
+}
+
+CostModel::CostModel(const std::vector<PlanLayer>& layers, const Unit& unit, const CostRules& rules,
+                     const std::vector<LayerScan>* scan)
+    : unit_(unit), rules_(rules) {
+  for (const uint32_t l : unit.layers) {
+    AddLayer(layers[l], scan == nullptr || scan->empty() ? nullptr : &(*scan)[l]);
+  }
+}
+
+CostModel::Geometry* CostModel::GeometryOf(const PlanLayer& layer) {
+  for (Geometry& known : geometries_) {
+    if (known.dims.heads == layer.heads && known.dims.head_dim == layer.head_dim && known.dims.dtype == layer.dtype &&
+        known.dims.has_v == layer.has_v) {
+      return &known;
+    }
+  }
+  Geometry& added = geometries_.emplace_back();
+  added.dims = DimsOf(layer, 0);
+  added.step = TokensPerChunk(layer.heads, layer.head_dim, layer.dtype, layer.has_v);
+  for (uint64_t at = 0; at < unit_.tokens.count; at += added.step) {
+    const uint32_t first = unit_.tokens.first + static_cast<uint32_t>(at);
+    Column& column = added.columns.emplace_back();
+    column.tokens = std::min(added.step, unit_.tokens.count - static_cast<uint32_t>(at));
+    column.pinned = rules_.pinned > first ? std::min(rules_.pinned - first, column.tokens) : 0;
+    column.chunks.emplace_back();
+  }
+  return &added;
+}
+
+std::vector<uint8_t> CostModel::EscapesIn(const LayerScan& scan, const Column& column, uint32_t first,
+                                          bool has_v) const {
+  std::vector<uint8_t> escapes;
+  const uint32_t begin = first + column.pinned, end = first + column.tokens;
+  const bool k = AnyEscape(scan.k, begin, end), v = has_v && AnyEscape(scan.v, begin, end);
+  if (!k && !v) return escapes;
+  escapes.resize(column.tokens);
+  for (uint32_t t = begin; t < end; ++t) {
+    const uint8_t of_k = k ? scan.k[t].escape : 0, of_v = v ? scan.v[t].escape : 0;
+    escapes[t - first] = static_cast<uint8_t>(of_k | of_v << 4);
+  }
+  return escapes;
+}
+
+void CostModel::AddLayer(const PlanLayer& layer, const LayerScan* scan) {
+  Geometry* geometry = GeometryOf(layer);
+  uint32_t first = unit_.tokens.first;
+  for (Column& column : geometry->columns) {
+    if (layer.raw_only) {
+      TierCounts counts;
+      AddToken(Rung{}, 0, layer.has_v, column.tokens, &counts);
+      fixed_bytes_ += CountedBytes(DimsOf(layer, column.tokens), counts, rules_.payload_only);
+    } else {
+      std::vector<uint8_t> escapes;
+      if (scan != nullptr) escapes = EscapesIn(*scan, column, first, layer.has_v);
+      if (escapes.empty()) {
+        ++column.chunks[0].weight;
+      } else {
+        Chunk& chunk = column.chunks.emplace_back();
+        chunk.weight = 1;
+        for (uint32_t t = 0; t < column.tokens; ++t) {
+          if (escapes[t] != 0) chunk.escaped.push_back(t);
+        }
+        chunk.escapes = std::move(escapes);
+      }
+    }
+    first += column.tokens;
+  }
+}
+
+void CostModel::Count(const Geometry& geometry, const Column& column, Chunk* chunk) {
+  ChunkDims dims = geometry.dims;
+  dims.tokens = column.tokens;
+  chunk->bytes = CountedBytes(dims, chunk->counts, rules_.payload_only);
+}
+
+uint64_t CostModel::SetAll(size_t rung) {
+  const Rung& to = (*rules_.ladder)[rung];
+  bytes_ = fixed_bytes_;
+  for (Geometry& geometry : geometries_) {
+    const bool has_v = geometry.dims.has_v;
+    for (Column& column : geometry.columns) {
+      for (Chunk& chunk : column.chunks) {
+        if (chunk.weight == 0) continue;
+        chunk.counts = TierCounts();
+        const uint32_t escaped = static_cast<uint32_t>(chunk.escaped.size());
+        AddToken(Rung{}, 0, has_v, column.pinned, &chunk.counts);
+        AddToken(to, 0, has_v, column.tokens - column.pinned - escaped, &chunk.counts);
+        for (const uint32_t t : chunk.escaped) AddToken(to, chunk.escapes[t], has_v, 1, &chunk.counts);
+        Count(geometry, column, &chunk);
+        bytes_ += chunk.bytes * chunk.weight;
+      }
+    }
+  }
+  return bytes_;
+}
+
+void CostModel::Move(uint32_t token, size_t from, size_t to) {
+  constexpr uint32_t kLess = ~uint32_t{0};  // adds -1
+  const Rung& old_rung = (*rules_.ladder)[from];
+  const Rung& new_rung = (*rules_.ladder)[to];
+  for (Geometry& geometry : geometries_) {
+    Column& column = geometry.columns[token / geometry.step];
+    for (Chunk& chunk : column.chunks) {
+      if (chunk.weight == 0) continue;
+      const uint8_t escapes = chunk.escapes.empty() ? 0 : chunk.escapes[token % geometry.step];
+      AddToken(old_rung, escapes, geometry.dims.has_v, kLess, &chunk.counts);
+      AddToken(new_rung, escapes, geometry.dims.has_v, 1, &chunk.counts);
+      const uint64_t before = chunk.bytes;
+      Count(geometry, column, &chunk);
+      bytes_ += (chunk.bytes - before) * chunk.weight;
+    }
+  }
+}
+
+std::vector<uint64_t> CostModel::BytesByRung() {
+  std::vector<uint64_t> bytes;
+  for (size_t rung = 0; rung < rules_.ladder->size(); ++rung) bytes.push_back(SetAll(rung));
+  return bytes;
+}
+
+}  // namespace spectrumkv

@@ -1,0 +1,84 @@
+// Exact bytes of a rectangle of (layers x tokens) while tokens move between rungs.
+//
+// Layers of one geometry whose chunk has no escape cost the same: they are counted once and weighted. Only a chunk
+// with an escape that no pinning hides is counted by itself.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/format/chunk.h"
+#include "server/plan/ladder.h"
+#include "server/plan/plan.h"
+
+namespace spectrumkv {
+
+// The tier a value of this escape class really travels at.
+constexpr Tier AfterEscape(Tier tier, EscapeClass escape) {
+  if (escape >= kEscapeAll) return Tier::kRaw;
+  return escape == kEscapeRotated && IsRotated(tier) ? Tier::kRaw : tier;
+}
+
+// A rectangle: some layers of the shape, one run of kept tokens that begins and ends at chunk cuts of all of them.
+struct Unit {
+  TokenRange tokens;             // counted in kept tokens
+  std::vector<uint32_t> layers;  // indices into TransferShape::layers, ascending
+};
+
+// What the cost is counted in.
+struct CostRules {
+  const Ladder* ladder = nullptr;
+  uint32_t pinned = 0;  // kept tokens [0, pinned) are RAW
+  bool payload_only = false;
+};
+
+// Chunk bytes, or code bytes alone.
+uint64_t CountedBytes(const ChunkDims& dims, const TierCounts& counts, bool payload_only);
+
+class CostModel {
+ public:
+  // scan: one entry per layer of `layers`, or null for no escapes. Ladder, layers and scan are borrowed.
+  CostModel(const std::vector<PlanLayer>& layers, const Unit& unit, const CostRules& rules,
+            const std::vector<LayerScan>* scan);
+
+  // Puts every token that is not pinned on one rung; returns bytes(). First call before anything else.
+  uint64_t SetAll(size_t rung);
+  // Moves one token, counted from the first of the unit. REQUIRES: it is on rung `from`, and not pinned.
+  void Move(uint32_t token, size_t from, size_t to);
+  uint64_t bytes() const { return bytes_; }
+  // Of one rung for all; the state afterwards is that rung.
+  std::vector<uint64_t> BytesByRung();
+
+ private:
+  struct Chunk {
+    uint64_t weight = 0;  // layers that look like this
+    uint64_t bytes = 0;
+    TierCounts counts;
+    std::vector<uint8_t> escapes;   // [tokens]: class of K | class of V << 4; empty: none
+    std::vector<uint32_t> escaped;  // tokens with an entry in `escapes`
+  };
+  struct Column {  // the chunks of one token range
+    uint32_t tokens = 0;
+    uint32_t pinned = 0;
+    std::vector<Chunk> chunks;
+  };
+  struct Geometry {
+    ChunkDims dims;
+    uint32_t step = 0;  // tokens per chunk
+    std::vector<Column> columns;
+  };
+
+  Geometry* GeometryOf(const PlanLayer& layer);
+  void AddLayer(const PlanLayer& layer, const LayerScan* scan);
+  // Escape entries of `column` in this layer, or an empty vector.
+  std::vector<uint8_t> EscapesIn(const LayerScan& scan, const Column& column, uint32_t first, bool has_v) const;
+  void Count(const Geometry& geometry, const Column& column, Chunk* chunk);
+
+  Unit unit_;
+  CostRules rules_;
+  std::vector<Geometry> geometries_;
+  uint64_t fixed_bytes_ = 0;  // layers that only travel RAW
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace spectrumkv

@@ -1,0 +1,31 @@
+// Which token matters more. Keys are compared, never shown: where a decay or an exponential is involved they are
+// logarithms, so that tokens far back do not all underflow to the same zero.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "server/plan/plan.h"
+
+namespace spectrumkv {
+
+// Scores in use, by position. Tokens from `count` on have the score `rest`.
+struct Scores {
+  const float* values = nullptr;
+  uint32_t count = 0;
+  double rest = 0;
+};
+
+// Greater key = more important, for the tokens at `positions` of a request of `token_count` tokens:
+//   SCORES    A_j = score
+//   POSITION  A_j = max(exp(-0.01 j), on the last fifth 0.3 rising linearly to 0.8)
+//   KEY_NORM  A_j = geometric mean over layers of the norm of the token's keys
+// times exp(-decay_lambda * (token_count - j)); RANDOM: a hash of seed and position.
+// energy_log2: [positions], mean TokenScan::energy_log2 of K; read for KEY_NORM only.
+std::vector<double> ImportanceKeys(const Policy& policy, uint32_t token_count, const std::vector<uint32_t>& positions,
+                                   const Scores& scores, const std::vector<double>& energy_log2);
+
+// Indices [first, keys.size()) by falling key, equal keys in ascending order. Linear time.
+std::vector<uint32_t> OrderByImportance(const std::vector<double>& keys, uint32_t first);
+
+}  // namespace spectrumkv

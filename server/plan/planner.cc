@@ -1,0 +1,335 @@
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "server/base/status.h"
+#include "server/plan/allocate.h"
+#include "server/plan/budget.h"
+#include "server/plan/cost.h"
+#include "server/plan/drop.h"
+#include "server/plan/emit.h"
+#include "server/plan/importance.h"
+#include "server/plan/ladder.h"
+#include "server/plan/plan.h"
+#include "server/plan/units.h"
+
+namespace spectrumkv {
+namespace {
+
+constexpr uint32_t kDefaultSinks = 4;
+constexpr uint64_t kMaxChunks = 1 << 22;  // 4 TiB of raw KV in chunks of 1 MiB
+
+absl::Status InvalidShape(const std::string& message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_SHAPE", message);
+}
+
+absl::Status InvalidBatch(const std::string& message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_BATCH", message);
+}
+
+absl::Status CheckShape(const std::vector<PlanLayer>& layers, uint32_t token_count) {
+  if (token_count == 0) return InvalidShape("token_count is 0");
+  if (layers.empty()) return InvalidShape("there are no layers");
+  uint64_t chunks = 0;
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const PlanLayer& layer = layers[l];
+    const std::string name = "layer " + std::to_string(layer.layer);
+    if (l != 0 && layer.layer <= layers[l - 1].layer) return InvalidShape(name + " is not above the one before it");
+    if (layer.heads == 0 || layer.heads > kMaxHeads) {
+      return InvalidShape(name + " has " + std::to_string(layer.heads) + " heads; 1 to 1024 are possible");
+    }
+    if (layer.head_dim == 0 || layer.head_dim % 8 != 0 || layer.head_dim > kMaxHeadDim) {
+      return InvalidShape(name + " has head_dim " + std::to_string(layer.head_dim) + "; a multiple of 8 up to 1024 is possible");
+    }
+    const uint32_t step = TokensPerChunk(layer.heads, layer.head_dim, layer.dtype, layer.has_v);
+    chunks += (uint64_t{token_count} + step - 1) / step;
+  }
+  if (chunks <= kMaxChunks) return absl::OkStatus();
+  return InvalidShape("token_count " + std::to_string(token_count) + " makes " + std::to_string(chunks) +
+                      " chunks; the limit is " + std::to_string(kMaxChunks));
+}
+
+std::vector<TokenRange> RangesOf(const std::vector<uint32_t>& positions) {
+  std::vector<TokenRange> ranges;
+  for (const uint32_t position : positions) {
+    if (!ranges.empty() && ranges.back().first + ranges.back().count == position) ++ranges.back().count;
+    else ranges.push_back({position, 1});
+  }
+  return ranges;
+}
+
+// Raw bytes that have a choice of tiers.
+uint64_t WeightOf(const std::vector<PlanLayer>& layers, const Unit& unit) {
+  uint64_t bytes = 0;
+  for (const uint32_t l : unit.layers) {
+    if (!layers[l].raw_only) bytes += KvBytes(DimsOf(layers[l], unit.tokens.count));
+  }
+  return bytes;
+}
+
+uint64_t Part(uint64_t amount, uint64_t weight, uint64_t of) {
+  if (of == 0 || weight >= of) return amount;
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(amount) * weight / of);
+}
+
+uint64_t Least(const std::vector<uint64_t>& values) { return *std::min_element(values.begin(), values.end()); }
+
+std::vector<float> MeanOverLayers(const std::vector<float>& scores, uint32_t tokens) {
+  const size_t layers = scores.size() / tokens;
+  std::vector<float> mean(tokens);
+  for (uint32_t t = 0; t < tokens; ++t) {
+    double sum = 0;
+    for (size_t l = 0; l < layers; ++l) sum += scores[l * tokens + t];
+    mean[t] = static_cast<float>(sum / static_cast<double>(layers));
+  }
+  return mean;
+}
+
+// Index of the 8-bit rung, or the one below the top.
+size_t MiddleRung(const Policy& policy, const Ladder& ladder) {
+  const Tier eight = EightBitTier(policy.tiers);
+  for (size_t i = 0; i < ladder.size(); ++i) {
+    if (eight != Tier::kRaw && ladder[i].k == eight) return i;
+  }
+  return ladder.size() < 2 ? 0 : ladder.size() - 2;
+}
+
+// A unit with its cost, and the least it can cost.
+struct PricedUnit {
+  Unit unit;
+  CostModel model;
+  uint64_t least = 0;
+  uint64_t weight = 0;
+};
+
+}  // namespace
+
+struct Planner::State {
+  Policy policy;
+  Ladder ladder;
+  std::vector<uint32_t> positions;  // of the kept tokens
+  uint32_t pinned = 0;              // kept tokens
+  double rest_score = 0;            // of tokens that SetScores did not name
+  std::vector<bool> planned;
+  uint64_t kv_bytes = 0;
+  // What is left of the budget, and for the chunks not planned yet: their cost by rung, escapes not counted, and
+  // their raw bytes with a choice of tiers.
+  uint64_t budget_left = 0;
+  std::vector<uint64_t> rest_by_rung;
+  uint64_t weight_left = 0;
+  size_t chunks_left = 0;
+
+  CostRules rules() const { return {&ladder, pinned, policy.payload_only}; }
+  bool per_layer() const {
+    return policy.importance == ImportanceSource::kScores && policy.scores_per_layer &&
+           policy.allocator != Allocator::kRandom;
+  }
+  Scores ScoresOf(const Unit& unit, uint32_t tokens) const {
+    if (per_layer()) return {policy.scores.data() + uint64_t{unit.layers[0]} * tokens, tokens, 0};
+    return {policy.scores.data(), static_cast<uint32_t>(std::min<uint64_t>(policy.scores.size(), tokens)), rest_score};
+  }
+
+  // REQUIRES: priced->least <= share.
+  absl::StatusOr<Allocation> Allocate(PricedUnit* priced, uint64_t share, const TransferShape& shape,
+                                      const std::vector<LayerScan>& scan) const;
+};
+
+namespace {
+
+std::vector<PricedUnit> Price(const TransferShape& shape, std::vector<Unit> units, const CostRules& rules,
+                              const std::vector<LayerScan>* scan) {
+  std::vector<PricedUnit> priced;
+  priced.reserve(units.size());
+  for (Unit& unit : units) {
+    CostModel model(shape.layers, unit, rules, scan);
+    const uint64_t least = Least(model.BytesByRung());
+    const uint64_t weight = WeightOf(shape.layers, unit);
+    priced.push_back({std::move(unit), std::move(model), least, weight});
+  }
+  return priced;
+}
+
+uint64_t SumOfLeast(const std::vector<PricedUnit>& units) {
+  uint64_t sum = 0;
+  for (const PricedUnit& unit : units) sum += unit.least;
+  return sum;
+}
+
+absl::Status CheckBatch(const std::vector<uint32_t>& indices, const std::vector<bool>& planned,
+                        const std::vector<LayerScan>& scan, const TransferShape& shape) {
+  if (indices.empty()) return InvalidBatch("the batch has no chunks");
+  for (size_t i = 0; i < indices.size(); ++i) {
+    const std::string name = "chunk " + std::to_string(indices[i]);
+    if (indices[i] >= planned.size()) return InvalidBatch(name + " is not in the list of " + std::to_string(planned.size()));
+    if (i != 0 && indices[i] <= indices[i - 1]) return InvalidBatch(name + " is not above the one before it");
+    if (planned[indices[i]]) return InvalidBatch(name + " was planned before");
+  }
+  if (!scan.empty() && scan.size() != shape.layers.size()) {
+    return InvalidBatch("the scan has " + std::to_string(scan.size()) + " layers, the shape " +
+                        std::to_string(shape.layers.size()));
+  }
+  const uint32_t kept = shape.kept_count();
+  for (const LayerScan& layer : scan) {
+    if ((!layer.k.empty() && layer.k.size() < kept) || (!layer.v.empty() && layer.v.size() < kept)) {
+      return InvalidBatch("the scan of a layer is shorter than the " + std::to_string(kept) + " kept tokens");
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Allocation> Planner::State::Allocate(PricedUnit* priced, uint64_t share, const TransferShape& shape,
+                                                    const std::vector<LayerScan>& scan) const {
+  const TokenRange tokens = priced->unit.tokens;
+  if (ladder.size() == 1) return AllocateGreedy(&priced->model, 1, {}, tokens.count, share);
+  std::vector<double> energy;
+  if (policy.importance == ImportanceSource::kKeyNorm && policy.allocator != Allocator::kRandom) {
+    absl::StatusOr<std::vector<double>> mean = MeanEnergyLog2(shape.layers, priced->unit.layers, &scan, tokens);
+    if (!mean.ok()) return mean.status();
+    energy = *std::move(mean);
+  }
+  const auto first = positions.begin() + tokens.first;
+  const std::vector<double> keys =
+      ImportanceKeys(policy, shape.token_count, std::vector<uint32_t>(first, first + tokens.count),
+                     ScoresOf(priced->unit, shape.token_count), energy);
+  const uint32_t pinned_here = pinned > tokens.first ? std::min(pinned - tokens.first, tokens.count) : 0;
+  const std::vector<uint32_t> order = OrderByImportance(keys, pinned_here);
+  if (policy.allocator == Allocator::kBalanced) {
+    return AllocateBalanced(&priced->model, ladder.size(), MiddleRung(policy, ladder), order, tokens.count, share);
+  }
+  return AllocateGreedy(&priced->model, ladder.size(), order, tokens.count, share);
+}
+
+Planner::Planner() = default;
+Planner::~Planner() = default;
+Planner::Planner(Planner&&) noexcept = default;
+Planner& Planner::operator=(Planner&&) noexcept = default;
+
+absl::StatusOr<Planner> Planner::Create(Policy policy, std::vector<PlanLayer> layers, uint32_t token_count,
+                                        const std::vector<LayerScan>* full_scan) {
+  if (absl::Status status = CheckShape(layers, token_count); !status.ok()) return status;
+  if (absl::Status status = CheckPolicy(policy, token_count, static_cast<uint32_t>(layers.size())); !status.ok()) return status;
+  if (policy.allocator == Allocator::kSinkProtect && policy.sinks == 0) policy.sinks = kDefaultSinks;
+  Planner planner;
+  planner.state_ = std::make_unique<State>();
+  State& state = *planner.state_;
+  TransferShape& shape = planner.shape_;
+  shape.token_count = token_count;
+  shape.layers = std::move(layers);
+  state.kv_bytes = KvBytesOf(shape);
+  state.budget_left = BudgetBytes(policy.budget, state.kv_bytes);
+  state.ladder = LadderOf(policy);
+
+  std::vector<float> mean;
+  Scores scores{policy.scores.data(), token_count, 0};
+  if (policy.scores_per_layer && !policy.scores.empty() && MayDrop(policy.allocator)) {
+    mean = MeanOverLayers(policy.scores, token_count);
+    scores.values = mean.data();
+  }
+  absl::StatusOr<std::vector<uint32_t>> kept = DecideKept(
+      {&policy, &shape.layers, token_count, scores, full_scan, state.ladder, state.kv_bytes, state.budget_left});
+  if (!kept.ok()) return kept.status();
+  state.positions = *std::move(kept);
+  shape.kept = RangesOf(state.positions);
+  state.pinned = std::min(policy.sinks, token_count);
+  state.policy = std::move(policy);
+  planner.cuts_ = CutChunks(shape);
+  state.planned.assign(planner.cuts_.size(), false);
+  state.chunks_left = planner.cuts_.size();
+
+  Unit all{{0, shape.kept_count()}, std::vector<uint32_t>(shape.layers.size())};
+  std::iota(all.layers.begin(), all.layers.end(), 0);
+  state.rest_by_rung = CostModel(shape.layers, all, state.rules(), nullptr).BytesByRung();
+  state.weight_left = WeightOf(shape.layers, all);
+  if (Least(state.rest_by_rung) > state.budget_left) {
+    return BudgetTooSmall(state.policy.budget, Least(state.rest_by_rung), state.kv_bytes);
+  }
+  return planner;
+}
+
+std::vector<TokenRange> Planner::dropped() const {
+  std::vector<TokenRange> dropped;
+  uint32_t at = 0;
+  for (const TokenRange& range : shape_.kept) {
+    if (range.first > at) dropped.push_back({at, range.first - at});
+    at = range.first + range.count;
+  }
+  if (at < shape_.token_count) dropped.push_back({at, shape_.token_count - at});
+  return dropped;
+}
+
+absl::Status Planner::SetScores(const std::vector<float>& scores) {
+  if (scores.empty() || scores.size() > shape_.token_count) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_SCORES",
+                     "scores has " + std::to_string(scores.size()) + " values, expected 1 to " +
+                         std::to_string(shape_.token_count));
+  }
+  double sum = 0;
+  for (size_t i = 0; i < scores.size(); ++i) {
+    if (!std::isfinite(scores[i]) || scores[i] < 0) {
+      return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_SCORES",
+                       "scores[" + std::to_string(i) + "] is " + std::to_string(scores[i]) +
+                           "; scores are finite and not negative");
+    }
+    sum += scores[i];
+  }
+  Policy& policy = state_->policy;
+  policy.importance = ImportanceSource::kScores;
+  policy.scores = scores;
+  policy.scores_per_layer = false;
+  state_->rest_score = sum / static_cast<double>(scores.size());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PlanBatch> Planner::Plan(const std::vector<uint32_t>& chunk_indices, const std::vector<LayerScan>& scan) {
+  State& state = *state_;
+  if (absl::Status status = CheckBatch(chunk_indices, state.planned, scan, shape_); !status.ok()) return status;
+  const CostRules rules = state.rules();
+  std::vector<uint64_t> rest = state.rest_by_rung;
+  for (const Unit& unit : SplitUnits(cuts_, chunk_indices, /*per_layer=*/false)) {
+    const std::vector<uint64_t> cost = CostModel(shape_.layers, unit, rules, nullptr).BytesByRung();
+    for (size_t rung = 0; rung < rest.size(); ++rung) rest[rung] -= cost[rung];
+  }
+  std::vector<PricedUnit> units = Price(shape_, SplitUnits(cuts_, chunk_indices, state.per_layer()), rules, &scan);
+  const uint64_t reserved = Least(rest);  // for the chunks after this batch
+  const uint64_t needed = SumOfLeast(units) + reserved;
+  const bool whole = chunk_indices.size() == cuts_.size();
+  PlanBatch batch;
+  if (needed > state.budget_left) {
+    const uint64_t spent = BudgetBytes(state.policy.budget, state.kv_bytes) - state.budget_left;
+    if (whole || state.policy.strict_budget) return BudgetTooSmall(state.policy.budget, spent + needed, state.kv_bytes);
+    batch.escape_overrun_bytes = needed - state.budget_left;
+  }
+  uint64_t spare = needed > state.budget_left ? 0 : state.budget_left - needed;
+  uint64_t weight_left = state.weight_left;
+  uint64_t spent = 0;
+  Emitter emitter(shape_.layers, cuts_, chunk_indices, rules, &batch);
+  for (PricedUnit& priced : units) {
+    const uint64_t share = priced.least + Part(spare, priced.weight, weight_left);
+    absl::StatusOr<Allocation> allocation = state.Allocate(&priced, share, shape_, scan);
+    if (!allocation.ok()) return allocation.status();
+    spent += emitter.Emit(priced.unit, *allocation, scan);
+    spare -= allocation->bytes - priced.least;
+    weight_left -= priced.weight;
+  }
+  for (const uint32_t index : chunk_indices) state.planned[index] = true;
+  state.rest_by_rung = std::move(rest);
+  state.weight_left = weight_left;
+  state.chunks_left -= chunk_indices.size();
+  state.budget_left += batch.escape_overrun_bytes;
+  state.budget_left -= spent;
+  return batch;
+}
+
+double Planner::LeastBudget(const std::vector<LayerScan>& scan) const {
+  std::vector<uint32_t> all(cuts_.size());
+  std::iota(all.begin(), all.end(), 0);
+  const std::vector<PricedUnit> units =
+      Price(shape_, SplitUnits(cuts_, all, state_->per_layer()), state_->rules(), &scan);
+  return LeastBudgetFor(SumOfLeast(units), state_->kv_bytes);
+}
+
+}  // namespace spectrumkv

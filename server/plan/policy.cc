@@ -1,0 +1,116 @@
+// Names of the policy's enums, and the checks of its values.
+#include <cmath>
+#include <string>
+
+#include "server/base/status.h"
+#include "server/plan/ladder.h"
+#include "server/plan/plan.h"
+
+namespace spectrumkv {
+namespace {
+
+constexpr double kMaxBudget = 1.1;
+
+struct NamedAllocator {
+  Allocator allocator;
+  const char* name;
+};
+constexpr NamedAllocator kAllocators[] = {
+    {Allocator::kGreedy, "GREEDY"},     {Allocator::kSinkProtect, "SINK_PROTECT"},
+    {Allocator::kBalanced, "BALANCED"}, {Allocator::kTwoTier, "TWO_TIER"},
+    {Allocator::kUniform, "UNIFORM"},   {Allocator::kRandom, "RANDOM"},
+    {Allocator::kPdTrim, "PDTRIM"},     {Allocator::kSlidingWindowSink, "SLIDING_WINDOW_SINK"},
+    {Allocator::kRaw, "RAW"},
+};
+
+absl::Status Invalid(const std::string& reason, const std::string& message, const Metadata& metadata = {}) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason, message, metadata);
+}
+
+absl::Status CheckTiers(const Policy& policy) {
+  if (policy.tiers.empty()) return Invalid("INVALID_TIERS", "policy.tiers is empty; at least one tier is needed");
+  bool seen[kTierCount] = {};
+  for (const Tier tier : policy.tiers) {
+    const int id = static_cast<int>(tier);
+    if (id >= kTierCount) return Invalid("INVALID_TIERS", "policy.tiers has the unknown tier id " + std::to_string(id));
+    if (seen[id]) return Invalid("INVALID_TIERS", std::string("policy.tiers names ") + TierName(tier) + " twice");
+    seen[id] = true;
+  }
+  if (policy.allocator == Allocator::kUniform && static_cast<int>(policy.uniform_tier) >= kTierCount) {
+    return Invalid("INVALID_TIERS",
+                   "policy.uniform_tier is the unknown tier id " + std::to_string(static_cast<int>(policy.uniform_tier)));
+  }
+  if (policy.allocator == Allocator::kTwoTier && EightBitTier(policy.tiers) == Tier::kRaw) {
+    return Invalid("INVALID_TIERS", "policy.allocator TWO_TIER needs P8 or Q8 in policy.tiers");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckScores(const Policy& policy, uint32_t tokens, uint32_t layers) {
+  if (policy.scores.empty()) {
+    if (policy.importance != ImportanceSource::kScores) return absl::OkStatus();
+    return Invalid("INVALID_SCORES", "policy.importance is SCORES but policy.scores is empty");
+  }
+  const uint64_t want = policy.scores_per_layer ? uint64_t{tokens} * layers : tokens;
+  if (policy.scores.size() != want) {
+    return Invalid("INVALID_SCORES",
+                   "policy.scores has " + std::to_string(policy.scores.size()) + " values, expected " +
+                       std::to_string(want) + (policy.scores_per_layer ? " (layers * tokens)" : " (tokens)"),
+                   {{"given", std::to_string(policy.scores.size())}, {"expected", std::to_string(want)}});
+  }
+  for (size_t i = 0; i < policy.scores.size(); ++i) {
+    if (std::isfinite(policy.scores[i]) && policy.scores[i] >= 0) continue;
+    return Invalid("INVALID_SCORES",
+                   "policy.scores[" + std::to_string(i) + "] is " + std::to_string(policy.scores[i]) +
+                       "; scores are finite and not negative",
+                   {{"index", std::to_string(i)}});
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+const char* AllocatorName(Allocator allocator) {
+  for (const NamedAllocator& entry : kAllocators) {
+    if (entry.allocator == allocator) return entry.name;
+  }
+  return "?";
+}
+
+absl::StatusOr<Allocator> ParseAllocator(const std::string& name) {
+  for (const NamedAllocator& entry : kAllocators) {
+    if (name == entry.name) return entry.allocator;
+  }
+  return Invalid("INVALID_ALLOCATOR", "\"" + name + "\" is not an allocator", {{"value", name}});
+}
+
+const char* ImportanceSourceName(ImportanceSource source) {
+  switch (source) {
+    case ImportanceSource::kScores: return "SCORES";
+    case ImportanceSource::kPosition: return "POSITION";
+    case ImportanceSource::kKeyNorm: return "KEY_NORM";
+  }
+  return "?";
+}
+
+absl::StatusOr<Tier> ParseTier(const std::string& name) {
+  for (int id = 0; id < kTierCount; ++id) {
+    if (name == TierName(static_cast<Tier>(id))) return static_cast<Tier>(id);
+  }
+  return Invalid("INVALID_TIERS", "\"" + name + "\" is not a tier", {{"value", name}});
+}
+
+absl::Status CheckPolicy(const Policy& policy, uint32_t tokens, uint32_t layers) {
+  if (!std::isfinite(policy.budget) || policy.budget <= 0 || policy.budget > kMaxBudget) {
+    return Invalid("INVALID_BUDGET", "policy.budget is " + std::to_string(policy.budget) + "; it must be in (0, 1.1]",
+                   {{"budget", std::to_string(policy.budget)}});
+  }
+  if (absl::Status status = CheckTiers(policy); !status.ok()) return status;
+  if (!std::isfinite(policy.decay_lambda) || policy.decay_lambda < 0) {
+    return Invalid("INVALID_DECAY", "policy.importance.decay_lambda is " + std::to_string(policy.decay_lambda) +
+                                        "; it must be finite and not negative");
+  }
+  return CheckScores(policy, tokens, layers);
+}
+
+}  // namespace spectrumkv

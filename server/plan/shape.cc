@@ -1,0 +1,38 @@
+// What both sides derive from the manifest: the chunk list and the raw size.
+#include <algorithm>
+
+#include "server/plan/plan.h"
+
+namespace spectrumkv {
+
+uint32_t TransferShape::kept_count() const {
+  uint32_t count = 0;
+  for (const TokenRange& range : kept) count += range.count;
+  return count;
+}
+
+ChunkDims DimsOf(const PlanLayer& layer, uint32_t tokens) {
+  return ChunkDims{tokens, layer.heads, layer.head_dim, layer.dtype, layer.has_v};
+}
+
+std::vector<ChunkCut> CutChunks(const TransferShape& shape) {
+  std::vector<ChunkCut> cuts;
+  const uint32_t kept = shape.kept_count();
+  for (uint32_t l = 0; l < shape.layers.size(); ++l) {
+    const PlanLayer& layer = shape.layers[l];
+    const uint32_t step = TokensPerChunk(layer.heads, layer.head_dim, layer.dtype, layer.has_v);
+    for (uint64_t first = 0; first < kept; first += step) {
+      const uint32_t at = static_cast<uint32_t>(first);
+      cuts.push_back({static_cast<uint32_t>(cuts.size()), l, at, std::min(step, kept - at)});
+    }
+  }
+  return cuts;
+}
+
+uint64_t KvBytesOf(const TransferShape& shape) {
+  uint64_t bytes = 0;
+  for (const PlanLayer& layer : shape.layers) bytes += KvBytes(DimsOf(layer, shape.token_count));
+  return bytes;
+}
+
+}  // namespace spectrumkv
