@@ -114,6 +114,7 @@ struct Planner::State {
   double rest_score = 0;            // of tokens that SetScores did not name
   std::vector<bool> planned;
   uint64_t kv_bytes = 0;
+  uint64_t least_bytes = 0;  // of the kept tokens, escapes not counted
   // What is left of the budget, and for the chunks not planned yet: their cost by rung, escapes not counted, and
   // their raw bytes with a choice of tiers.
   uint64_t budget_left = 0;
@@ -244,8 +245,9 @@ absl::StatusOr<Planner> Planner::Create(Policy policy, std::vector<PlanLayer> la
   std::iota(all.layers.begin(), all.layers.end(), 0);
   state.rest_by_rung = CostModel(shape.layers, all, state.rules(), nullptr).BytesByRung();
   state.weight_left = WeightOf(shape.layers, all);
-  if (Least(state.rest_by_rung) > state.budget_left) {
-    return BudgetTooSmall(state.policy.budget, Least(state.rest_by_rung), state.kv_bytes);
+  state.least_bytes = Least(state.rest_by_rung);
+  if (state.least_bytes > state.budget_left) {
+    return BudgetTooSmall(state.policy.budget, state.least_bytes, state.kv_bytes);
   }
   return planner;
 }
@@ -329,7 +331,8 @@ double Planner::LeastBudget(const std::vector<LayerScan>& scan) const {
   std::iota(all.begin(), all.end(), 0);
   const std::vector<PricedUnit> units =
       Price(shape_, SplitUnits(cuts_, all, state_->per_layer()), state_->rules(), &scan);
-  return LeastBudgetFor(SumOfLeast(units), state_->kv_bytes);
+  // In a chunk of one token an escape may be cheaper than a centre: Create's own check counts too.
+  return LeastBudgetFor(std::max(SumOfLeast(units), state_->least_bytes), state_->kv_bytes);
 }
 
 }  // namespace spectrumkv
