@@ -55,6 +55,7 @@ class TransferWatcher {
 struct TransferOptions {
   uint64_t epoch = 0;
   int64_t progress_timeout_ms = 5000;
+  int64_t max_deadline_ms = 600000;  // of a layer-wise source that has not advanced yet
   uint32_t streams = 2;
   uint32_t credits_per_transfer = 16;
   uint32_t max_active = 1024;

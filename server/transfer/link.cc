@@ -1,0 +1,218 @@
+// The link half of Transfer: dialling, adopting, heartbeats, breaking and coming back.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/log.h"
+#include "server/base/status.h"
+#include "server/transfer/transfer.h"
+
+namespace spectrumkv {
+namespace {
+
+constexpr int64_t kMsToNs = 1000000;
+constexpr int64_t kFirstBackoffMs = 20;
+constexpr int64_t kMaxBackoffMs = 1000;
+
+// A peer that answered with a decision will give the same answer again; anything else may be the network.
+bool WorthRedialling(const absl::Status& status) {
+  if (status.code() == absl::StatusCode::kUnavailable) return ReasonOf(status) != "DRAINING";
+  return status.ok() || status.code() == absl::StatusCode::kCancelled ||
+         status.code() == absl::StatusCode::kUnknown || status.code() == absl::StatusCode::kInternal;
+}
+
+}  // namespace
+
+void Transfer::Dial() {
+  if (terminal()) return;
+  const uint32_t attempt = ++attempt_;
+  UpdateReport([&](TransferReport& r) { r.attempts = attempt; });
+  auto session = std::make_shared<ControlSession>();
+  session->Attach(shared_from_this());
+  link_ = Link{};
+  link_.session = session;
+  Heard();
+  link_.control = parts().transport->OpenControl(setup_.peer, session);
+  setup_.host->CountPeer(setup_.peer, "dialled", nullptr);
+  HelloFrame hello = MakeHello();
+  hello.epoch = options().epoch;
+  hello.role = role();
+  hello.transfer_id = id();
+  hello.transfer_token = token();
+  hello.attempt = attempt;
+  hello.expected_epoch = peer_epoch_;
+  hello.deadline_ms = static_cast<uint64_t>(DeadlineLeftMs());
+  Tell(hello);
+  OnGreeted();
+  ArmTick();
+}
+
+void Transfer::Adopt(const std::shared_ptr<ControlSession>& session, const HelloFrame& hello) {
+  const std::shared_ptr<ControlStream> control = session->stream();
+  if (control == nullptr) return;  // already broken
+  absl::Status refusal;
+  if (hello.attempt <= attempt_.load()) {
+    refusal = MakeError(absl::StatusCode::kAlreadyExists, "TRANSFER_EXISTS",
+                        absl::StrCat("attempt ", hello.attempt, " of this transfer is not newer than the running one"));
+  } else if (dials()) {
+    refusal = MakeError(absl::StatusCode::kFailedPrecondition, "BOTH_DIAL",
+                        "both halves of the transfer dial: one side must use Expect or Publish");
+  } else if (hello.expected_epoch != 0 && hello.expected_epoch != options().epoch) {
+    refusal = MakeError(absl::StatusCode::kFailedPrecondition, "PEER_RESTARTED",
+                        "the peer daemon has restarted since the transfer began");
+  } else if (peer_epoch_ != 0 && hello.epoch != peer_epoch_) {
+    refusal = MakeError(absl::StatusCode::kFailedPrecondition, "PEER_RESTARTED",
+                        "the dialling daemon has restarted since the transfer began");
+  }
+  if (!refusal.ok()) {
+    parts().metrics->CountError(ErrorStage(), refusal.code());
+    return control->Close(refusal);
+  }
+  if (terminal()) return control->Close(MakeError(absl::StatusCode::kUnavailable, "SETTLING", "the transfer is ending"));
+  if (link_.control != nullptr) {
+    link_.control->Close(MakeError(absl::StatusCode::kAborted, "SUPERSEDED", "a newer attempt has taken over"));
+    OnLinkLost();
+  }
+  DropLink(false);
+  attempt_.store(hello.attempt);
+  UpdateReport([&](TransferReport& r) { r.attempts = hello.attempt; });
+  peer_epoch_ = hello.epoch;
+  link_.session = session;
+  link_.control = control;
+  Heard();
+  setup_.host->CountPeer(control->peer(), "accepted", nullptr);
+  session->Attach(shared_from_this());
+  if (absl::Status fits = CheckHello(hello); !fits.ok()) return Fail(fits);
+  link_.session_id = setup_.host->NewSession(shared_from_this(), hello.attempt);
+  HelloReplyFrame reply;
+  reply.epoch = options().epoch;
+  reply.session = link_.session_id;
+  Tell(reply);
+  OnGreeted();
+  ArmTick();
+}
+
+void Transfer::AdoptData(uint32_t attempt, std::shared_ptr<DataStream> stream) {
+  if (terminal() || attempt != attempt_.load() || link_.control == nullptr) {
+    return stream->Close(MakeError(absl::StatusCode::kAborted, "SUPERSEDED", "the attempt of this stream has ended"));
+  }
+  link_.data.push_back(std::move(stream));
+  UpdateReport([&](TransferReport& r) { r.streams = static_cast<uint32_t>(link_.data.size()); });
+  OnDataStreamAdded();
+}
+
+void Transfer::OpenDataStreams(uint32_t count) {
+  DataOpenFrame open;
+  open.transfer_id = id();
+  open.attempt = attempt_.load();
+  open.session = link_.session_id;
+  for (uint32_t i = 0; i < count; ++i) {
+    open.stream = i;
+    auto session = std::make_shared<DataSession>(shared_from_this(), open.attempt);
+    link_.data.push_back(parts().transport->OpenData(setup_.peer, open, session));
+  }
+  UpdateReport([&](TransferReport& r) { r.streams = count; });
+  OnDataStreamAdded();
+}
+
+void Transfer::Tell(ControlFrame frame) {
+  if (link_.control != nullptr) link_.control->Send(std::move(frame));
+}
+
+bool Transfer::CheckPeerEpoch(uint64_t epoch) {
+  if (peer_epoch_ != 0 && epoch != peer_epoch_) {
+    Fail(MakeError(absl::StatusCode::kFailedPrecondition, "PEER_RESTARTED",
+                   "the peer daemon has restarted since the transfer began"));
+    return false;
+  }
+  peer_epoch_ = epoch;
+  return true;
+}
+
+void Transfer::Joined() {
+  link_.joined = true;
+  link_lost_ns_ = 0;
+  backoff_ms_ = 0;
+  AddStage(Stage::kQueue, SecondsSinceStart());
+  Apply(Event::kPeerJoined);
+}
+
+void Transfer::OnControlFrame(const std::shared_ptr<ControlSession>& session, ControlFrame frame) {
+  if (session != link_.session || terminal()) return;
+  Heard();
+  if (std::holds_alternative<HeartbeatFrame>(frame)) return;
+  HandleFrame(frame);
+}
+
+void Transfer::OnControlClosed(const std::shared_ptr<ControlSession>& session, absl::Status status) {
+  if (session != link_.session || terminal()) return;
+  LinkBroke(std::move(status));
+}
+
+void Transfer::OnDataClosed(uint32_t attempt, absl::Status status) {
+  if (terminal() || attempt != attempt_.load() || link_.control == nullptr || status.ok()) return;
+  LinkBroke(std::move(status));
+}
+
+void Transfer::DropLink(bool good_order) {
+  const absl::Status status = good_order ? absl::OkStatus() : absl::CancelledError("the attempt has ended");
+  for (auto& stream : link_.data) stream->Close(status);
+  if (link_.control != nullptr) link_.control->Close(absl::OkStatus());
+  if (link_.session_id != 0 && !dials()) setup_.host->DropSession(link_.session_id);
+  link_ = Link{};
+}
+
+void Transfer::LinkBroke(absl::Status why) {
+  if (terminal()) return;
+  SPECTRUMKV_LOG(kInfo, "transfer", "link broke", {"transfer", id()}, {"why", std::string(why.message())});
+  parts().metrics->CountError(ErrorStage(), why.ok() ? absl::StatusCode::kUnavailable : why.code());
+  OnLinkLost();
+  DropLink(false);
+  if (!WorthRedialling(why)) return Fail(std::move(why));
+  const int64_t now = NowNs();
+  if (link_lost_ns_ == 0) link_lost_ns_ = now;
+  if (now - link_lost_ns_ >= options().progress_timeout_ms * kMsToNs) {
+    const std::string reason = peer_epoch_ == 0 ? "PEER_UNREACHABLE" : "PEER_GONE";
+    return Fail(MakeError(absl::StatusCode::kUnavailable, reason,
+                          absl::StrCat("no connection to the peer ", setup_.peer, " for ",
+                                       options().progress_timeout_ms, " ms: ", std::string(why.message())),
+                          {{"peer", setup_.peer}}));
+  }
+  if (dials()) ScheduleRedial();
+  ArmTick();
+}
+
+void Transfer::ScheduleRedial() {
+  backoff_ms_ = backoff_ms_ == 0 ? kFirstBackoffMs : std::min(2 * backoff_ms_, kMaxBackoffMs);
+  redial_timer_ = parts().clock->CallAt(NowNs() + backoff_ms_ * kMsToNs, Weakly(&Transfer::Dial));
+}
+
+void Transfer::ArmTick() {
+  if (terminal()) return;
+  if (tick_timer_ != 0) parts().clock->Cancel(tick_timer_);
+  tick_timer_ = parts().clock->CallAt(NowNs() + options().progress_timeout_ms * kMsToNs / 3, Weakly(&Transfer::Tick));
+}
+
+// Every third of the progress timeout: say that we live, and notice that the peer does not.
+void Transfer::Tick() {
+  if (terminal()) return;
+  const int64_t now = NowNs();
+  const int64_t patience_ns = options().progress_timeout_ms * kMsToNs;
+  if (link_.control == nullptr) {
+    // A dialler's own attempts notice; an acceptor waits for the peer to come back.
+    if (!dials() && link_lost_ns_ != 0 && now - link_lost_ns_ >= patience_ns) {
+      return Fail(MakeError(absl::StatusCode::kUnavailable, "PEER_GONE",
+                            absl::StrCat("the peer did not come back within ", options().progress_timeout_ms, " ms")));
+    }
+  } else {
+    if (now - last_heard_ns_.load(std::memory_order_relaxed) >= patience_ns) {
+      return Fail(MakeError(absl::StatusCode::kUnavailable, "PEER_SILENT",
+                            absl::StrCat("the peer has been silent for ", options().progress_timeout_ms, " ms")));
+    }
+    Tell(HeartbeatFrame{HeartbeatReason()});
+  }
+  NotifyProgress();
+  ArmTick();
+}
+
+}  // namespace spectrumkv

@@ -1,0 +1,485 @@
+#include "server/transfer/manager.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/ids.h"
+#include "server/base/log.h"
+#include "server/base/status.h"
+#include "server/transfer/receiver.h"
+#include "server/transfer/sender.h"
+
+namespace spectrumkv {
+namespace {
+
+constexpr int64_t kMsToNs = 1000000;
+constexpr int64_t kRetryAfterMs = 200;
+constexpr size_t kMaxPeers = 1024;
+
+absl::Status Unknown(const std::string& transfer_id) {
+  return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_TRANSFER",
+                   absl::StrCat("no transfer ", transfer_id, " in this daemon"), {{"transfer_id", transfer_id}});
+}
+
+bool IsTransferId(const std::string& id) {
+  return !id.empty() && id.size() <= 128 && std::all_of(id.begin(), id.end(), [](unsigned char c) {
+    return std::isalnum(c) || c == '.' || c == '_' || c == ':' || c == '-';
+  });
+}
+
+}  // namespace
+
+std::unique_ptr<TransferManager> TransferManager::Create(TransferOptions options, TransferParts parts) {
+  return std::make_unique<TransferManagerImpl>(options, parts);
+}
+
+TransferManagerImpl::TransferManagerImpl(TransferOptions options, TransferParts parts)
+    : options_(options),
+      parts_(parts),
+      parking_(parts.clock, options.max_waiting_peers, std::max<int64_t>(1, options.progress_timeout_ms / 3),
+               options.max_deadline_ms) {}
+
+TransferManagerImpl::~TransferManagerImpl() { Shutdown(); }
+
+TransferSetup TransferManagerImpl::SetupOf(Role role, const std::string& id, const std::string& token,
+                                           const std::string& peer, const std::string& fingerprint,
+                                           int64_t deadline_ms) {
+  TransferSetup setup;
+  setup.options = &options_;
+  setup.parts = &parts_;
+  setup.host = this;
+  setup.role = role;
+  setup.id = id;
+  setup.token = token;
+  setup.peer = peer;
+  setup.fingerprint = fingerprint;
+  setup.deadline_ms = deadline_ms;
+  return setup;
+}
+
+absl::Status TransferManagerImpl::CheckNew(const Key& key, const std::string& fingerprint) {
+  if (!IsTransferId(key.second)) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_TRANSFER_ID",
+                     "transfer_id must be 1..128 characters of A-Z a-z 0-9 . _ : -");
+  }
+  Forget();
+  if (draining_) {
+    return MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the daemon is draining and takes no new transfers");
+  }
+  if (entries_.count(key) > 0) {
+    return MakeError(absl::StatusCode::kAlreadyExists, "TRANSFER_EXISTS",
+                     absl::StrCat("transfer ", key.second, " exists with another request, or has ended"),
+                     {{"transfer_id", key.second}});
+  }
+  if (active_ >= options_.max_active) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "TRANSFERS_FULL",
+                     absl::StrCat("already ", active_, " transfers are active, the limit is ", options_.max_active),
+                     {{"limit", absl::StrCat(options_.max_active)}}, kRetryAfterMs);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TransferManagerImpl::StartSender(SenderSpec spec) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (absl::Status ok = CheckNew({Role::kSender, spec.transfer_id}, spec.fingerprint); !ok.ok()) return ok;
+  }
+  const bool dials = !spec.peer.empty();
+  TransferSetup setup = SetupOf(Role::kSender, spec.transfer_id, spec.transfer_token, spec.peer, spec.fingerprint,
+                                spec.deadline_ms);
+  absl::StatusOr<std::shared_ptr<SenderTransfer>> sender = SenderTransfer::Create(std::move(setup), std::move(spec));
+  if (!sender.ok()) return sender.status();
+  return Insert(*sender, dials);
+}
+
+absl::Status TransferManagerImpl::StartReceiver(ReceiverSpec spec) {
+  const bool dials = !spec.peer.empty();
+  TransferSetup setup = SetupOf(Role::kReceiver, spec.transfer_id, spec.transfer_token, spec.peer, spec.fingerprint,
+                                spec.deadline_ms);
+  return Insert(std::make_shared<ReceiverTransfer>(std::move(setup), std::move(spec)), dials);
+}
+
+absl::Status TransferManagerImpl::Insert(const std::shared_ptr<Transfer>& transfer, bool dials) {
+  const Key key{transfer->role(), transfer->id()};
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (absl::Status ok = CheckNew(key, transfer->fingerprint()); !ok.ok()) return ok;
+    Entry entry;
+    entry.transfer = transfer;
+    entry.token = transfer->token();
+    entry.fingerprint = transfer->fingerprint();
+    entry.dials = dials;
+    entries_.emplace(key, std::move(entry));
+    ++active_;
+  }
+  parts_.metrics->AddInflightTransfers(1);
+  Transfer* t = transfer.get();
+  transfer->Post([t] { t->Start(); });
+  for (Parking::Parked& parked : parking_.Take(key.first, key.second)) {
+    OnHello(std::move(parked.session), std::move(parked.hello));
+  }
+  return absl::OkStatus();
+}
+
+std::optional<absl::Status> TransferManagerImpl::FindRepeat(const std::string& transfer_id, Role role,
+                                                            const std::string& fingerprint) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = entries_.find({role, transfer_id});
+  if (it == entries_.end() || it->second.fingerprint != fingerprint) return std::nullopt;
+  if (it->second.transfer == nullptr) return std::nullopt;  // ended: CheckNew answers ALREADY_EXISTS
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TransferManagerImpl::Key> TransferManagerImpl::KeyOf(const std::string& transfer_id,
+                                                                    std::optional<Role> role) const {
+  if (role.has_value()) {
+    const Key key{*role, transfer_id};
+    if (entries_.count(key) == 0) return Unknown(transfer_id);
+    return key;
+  }
+  const Key sender{Role::kSender, transfer_id}, receiver{Role::kReceiver, transfer_id};
+  const bool sends = entries_.count(sender) > 0, receives = entries_.count(receiver) > 0;
+  if (sends && receives) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "AMBIGUOUS_ROLE",
+                     absl::StrCat("both halves of transfer ", transfer_id, " are in this daemon: set role"));
+  }
+  if (!sends && !receives) return Unknown(transfer_id);
+  return sends ? sender : receiver;
+}
+
+absl::Status TransferManagerImpl::Advance(const std::string& transfer_id, uint32_t layers, uint32_t tokens,
+                                          const std::vector<float>& scores) {
+  std::shared_ptr<Transfer> transfer;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = entries_.find({Role::kSender, transfer_id});
+    if (it == entries_.end()) return Unknown(transfer_id);
+    transfer = it->second.transfer;
+    if (transfer == nullptr) {
+      return MakeError(absl::StatusCode::kFailedPrecondition, "TRANSFER_TERMINAL",
+                       absl::StrCat("transfer ", transfer_id, " has ended: ", StateName(it->second.report.state)));
+    }
+  }
+  return static_cast<SenderTransfer*>(transfer.get())->Advance(layers, tokens, scores);
+}
+
+absl::StatusOr<TransferReport> TransferManagerImpl::Get(const std::string& transfer_id, std::optional<Role> role) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  absl::StatusOr<Key> key = KeyOf(transfer_id, role);
+  if (!key.ok()) return key.status();
+  const Entry& entry = entries_.at(*key);
+  return entry.transfer != nullptr ? entry.transfer->Snapshot() : entry.report;
+}
+
+absl::StatusOr<uint64_t> TransferManagerImpl::Watch(const std::string& transfer_id, std::optional<Role> role,
+                                                    std::shared_ptr<TransferWatcher> watcher) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  absl::StatusOr<Key> key = KeyOf(transfer_id, role);
+  if (!key.ok()) return key.status();
+  const Entry& entry = entries_.at(*key);
+  const uint64_t watch_id = next_watch_++;
+  if (entry.transfer == nullptr) {
+    const TransferReport report = entry.report;
+    lock.unlock();
+    if (report.layers_ready > 0) watcher->OnLayersReady(report.layers_ready);
+    watcher->OnTerminal(report);
+    return watch_id;
+  }
+  const std::shared_ptr<Transfer> transfer = entry.transfer;
+  lock.unlock();
+  Transfer* t = transfer.get();
+  transfer->Post([t, watch_id, watcher] { t->AddWatcher(watch_id, watcher); });
+  return watch_id;
+}
+
+void TransferManagerImpl::Unwatch(const std::string& transfer_id, std::optional<Role> role, uint64_t watch_id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  absl::StatusOr<Key> key = KeyOf(transfer_id, role);
+  if (!key.ok()) return;
+  const std::shared_ptr<Transfer>& transfer = entries_.at(*key).transfer;
+  if (transfer == nullptr) return;
+  Transfer* t = transfer.get();
+  transfer->Post([t, watch_id] { t->RemoveWatcher(watch_id); });
+}
+
+void TransferManagerImpl::Cancel(const std::string& transfer_id, std::optional<Role> role,
+                                 std::function<void(absl::StatusOr<TransferReport>)> done) {
+  std::shared_ptr<Transfer> transfer;
+  absl::StatusOr<TransferReport> answer = Unknown(transfer_id);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    absl::StatusOr<Key> key = KeyOf(transfer_id, role);
+    if (!key.ok()) {
+      answer = key.status();
+    } else {
+      transfer = entries_.at(*key).transfer;
+      if (transfer == nullptr) answer = entries_.at(*key).report;
+    }
+  }
+  if (transfer == nullptr) return done(std::move(answer));
+  Transfer* t = transfer.get();
+  transfer->Post([t, done = std::move(done)] { t->Cancel(done); });
+}
+
+absl::Status TransferManagerImpl::Release(const std::string& transfer_id, std::optional<Role> role) {
+  std::shared_ptr<Transfer> waiting;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    absl::StatusOr<Key> key = KeyOf(transfer_id, role);
+    if (!key.ok()) return key.status();
+    const auto it = entries_.find(*key);
+    if (it->second.transfer == nullptr) {
+      ended_.erase(std::remove(ended_.begin(), ended_.end(), *key), ended_.end());
+      entries_.erase(it);
+      return absl::OkStatus();
+    }
+    const bool published = key->first == Role::kSender && !it->second.dials;
+    if (!published || it->second.transfer->Snapshot().state != TransferState::kWaiting) {
+      return MakeError(absl::StatusCode::kFailedPrecondition, "TRANSFER_ACTIVE",
+                       absl::StrCat("transfer ", transfer_id, " is running: cancel it, or wait for its end"));
+    }
+    waiting = it->second.transfer;
+  }
+  Transfer* t = waiting.get();
+  waiting->Post([t] { t->Cancel([](absl::StatusOr<TransferReport>) {}); });
+  return absl::OkStatus();
+}
+
+absl::Status TransferManagerImpl::ReportFirstToken(const std::string& transfer_id, std::optional<Role> role,
+                                                   double seconds) {
+  if (!(seconds >= 0 && seconds < 1e6)) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "OUT_OF_RANGE",
+                     absl::StrCat("time_to_first_token_seconds ", seconds, " is not in 0..1e6"));
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  absl::StatusOr<Key> key = KeyOf(transfer_id, role);
+  if (!key.ok()) return key.status();
+  Entry& entry = entries_.at(*key);
+  if (entry.first_token_reported) {
+    return MakeError(absl::StatusCode::kAlreadyExists, "ALREADY_REPORTED",
+                     absl::StrCat("the first token of transfer ", transfer_id, " was reported before"));
+  }
+  entry.first_token_reported = true;
+  parts_.metrics->ObserveFirstToken(seconds);
+  return absl::OkStatus();
+}
+
+std::vector<TransferReport> TransferManagerImpl::List(uint32_t limit, bool active_only) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<TransferReport> reports;
+  for (const auto& [key, entry] : entries_) {
+    if (entry.transfer != nullptr && reports.size() < limit) reports.push_back(entry.transfer->Snapshot());
+  }
+  std::sort(reports.begin(), reports.end(), [](const TransferReport& a, const TransferReport& b) {
+    return a.duration_seconds < b.duration_seconds;
+  });
+  if (active_only) return reports;
+  for (auto it = ended_.rbegin(); it != ended_.rend() && reports.size() < limit; ++it) {
+    reports.push_back(entries_.at(*it).report);
+  }
+  return reports;
+}
+
+std::vector<PeerStatus> TransferManagerImpl::ListPeers() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<PeerStatus> peers;
+  for (const auto& [address, peer] : peers_) peers.push_back(peer);
+  return peers;
+}
+
+uint32_t TransferManagerImpl::active() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return active_;
+}
+
+void TransferManagerImpl::StartDraining(std::function<void()> done) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    draining_ = true;
+    if (active_ > 0) {
+      drained_.push_back(std::move(done));
+      done = nullptr;
+    }
+  }
+  parts_.metrics->SetDraining(true);
+  parking_.CloseAll(MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the daemon is draining"));
+  if (done) done();
+}
+
+void TransferManagerImpl::Shutdown() {
+  std::vector<std::shared_ptr<Transfer>> running;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    draining_ = true;
+    for (auto& [key, entry] : entries_) {
+      if (entry.transfer != nullptr) running.push_back(entry.transfer);
+    }
+  }
+  const absl::Status why = MakeError(absl::StatusCode::kUnavailable, "SHUTTING_DOWN", "the daemon is shutting down");
+  parking_.CloseAll(why);
+  for (auto& transfer : running) {
+    Transfer* t = transfer.get();
+    transfer->Post([t, why] { t->Fail(why); });
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  idle_.wait(lock, [this] { return active_ == 0; });
+}
+
+std::shared_ptr<ControlListener> TransferManagerImpl::OnControl(std::shared_ptr<ControlStream> stream) {
+  auto session = std::make_shared<ControlSession>(
+      [this](std::shared_ptr<ControlSession> s, HelloFrame hello) { OnHello(std::move(s), std::move(hello)); },
+      [this](const ControlSession* s) { parking_.Forget(s); });
+  session->BindStream(std::move(stream));
+  return session;
+}
+
+void TransferManagerImpl::OnHello(std::shared_ptr<ControlSession> session, HelloFrame hello) {
+  const std::shared_ptr<ControlStream> stream = session->stream();
+  if (stream == nullptr) return;
+  const Role ours = hello.role == Role::kSender ? Role::kReceiver : Role::kSender;
+  absl::Status refusal;
+  std::shared_ptr<Transfer> transfer;
+  std::optional<Entry> late;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = entries_.find({ours, hello.transfer_id});
+    if (hello.format_version != 1) {
+      refusal = MakeError(absl::StatusCode::kUnimplemented, "UNSUPPORTED_VERSION",
+                          absl::StrCat("chunk format version ", hello.format_version, ", this daemon speaks 1"));
+    } else if (hello.part_index != 0 || hello.part_count != 1) {
+      refusal = MakeError(absl::StatusCode::kUnimplemented, "PARTS_UNSUPPORTED", "this version moves one part");
+    } else if (it != entries_.end() && !ConstantTimeEqual(it->second.token, hello.transfer_token)) {
+      refusal = MakeError(absl::StatusCode::kPermissionDenied, "TOKEN_MISMATCH",
+                          "transfer_token is not that of the other half");
+    } else if (it != entries_.end()) {
+      transfer = it->second.transfer;
+      if (transfer == nullptr) late = it->second;
+    } else if (draining_) {
+      refusal = MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the daemon is draining");
+    }
+  }
+  if (transfer != nullptr) {
+    Transfer* t = transfer.get();
+    return transfer->Post([t, session, hello = std::move(hello)] { t->Adopt(session, hello); });
+  }
+  if (late.has_value()) return AnswerLate(*late, ours, session.get());
+  if (refusal.ok()) {
+    refusal = parking_.Park(ours, session, hello);
+    if (refusal.ok()) {
+      // The half may have come between the look-up and the parking.
+      std::unique_lock<std::mutex> lock(mutex_);
+      const bool here = entries_.count({ours, hello.transfer_id}) > 0;
+      lock.unlock();
+      if (here) {
+        for (Parking::Parked& parked : parking_.Take(ours, hello.transfer_id)) {
+          OnHello(std::move(parked.session), std::move(parked.hello));
+        }
+      }
+      return;
+    }
+  }
+  parts_.metrics->CountError(MetricStage::kQueue, refusal.code());
+  stream->Close(refusal);
+}
+
+// Late callers get the outcome.
+void TransferManagerImpl::AnswerLate(const Entry& entry, Role role, ControlSession* session) const {
+  const std::shared_ptr<ControlStream> stream = session->stream();
+  if (stream == nullptr) return;
+  stream->Send(HelloReplyFrame{options_.epoch, 0, {}});
+  const TransferReport& report = entry.report;
+  const int32_t code = static_cast<int32_t>(report.error.code());
+  const std::string message(report.error.message());
+  if (role == Role::kReceiver) {
+    ReceiptFrame receipt{report.state, code, ReasonOf(report.error), message, report.chunks, report.chunks_duplicate,
+                         report.first_layer_ready_seconds};
+    stream->Send(receipt);
+  } else if (report.state == TransferState::kCommitted) {
+    return stream->Close(MakeError(absl::StatusCode::kAlreadyExists, "TRANSFER_EXISTS",
+                                   "this transfer was sent before and has committed"));
+  } else {
+    stream->Send(CancelFrame{report.state, code, ReasonOf(report.error), message});
+  }
+  stream->Close(absl::OkStatus());
+}
+
+std::shared_ptr<DataListener> TransferManagerImpl::OnData(std::shared_ptr<DataStream> stream,
+                                                          const DataOpenFrame& open) {
+  std::shared_ptr<Transfer> transfer;
+  uint32_t attempt = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = sessions_.find(open.session);
+    if (it != sessions_.end()) {
+      transfer = it->second.transfer.lock();
+      attempt = it->second.attempt;
+    }
+  }
+  if (transfer == nullptr || transfer->id() != open.transfer_id || attempt != open.attempt) {
+    parts_.metrics->CountError(MetricStage::kReceive, absl::StatusCode::kNotFound);
+    return nullptr;
+  }
+  Transfer* t = transfer.get();
+  transfer->Post([t, attempt, stream] { t->AdoptData(attempt, stream); });
+  return std::make_shared<DataSession>(transfer, attempt);
+}
+
+uint64_t TransferManagerImpl::NewSession(const std::shared_ptr<Transfer>& transfer, uint32_t attempt) {
+  const uint64_t session = RandomU64();
+  std::lock_guard<std::mutex> lock(mutex_);
+  sessions_[session] = Session{transfer, attempt};
+  return session;
+}
+
+void TransferManagerImpl::DropSession(uint64_t session) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  sessions_.erase(session);
+}
+
+void TransferManagerImpl::CountPeer(const std::string& address, const char* direction, const TransferReport* ended) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (peers_.count(address) == 0 && peers_.size() >= kMaxPeers) peers_.erase(peers_.begin());
+  PeerStatus& peer = peers_[address];
+  peer.address = address;
+  peer.direction = direction;
+  if (ended == nullptr) {
+    ++peer.sessions_total;
+    return;
+  }
+  (ended->role == Role::kSender ? peer.wire_bytes_sent : peer.wire_bytes_received) += ended->wire_bytes;
+  if (!ended->error.ok()) peer.last_error = absl::StrCat(ReasonOf(ended->error), ": ", std::string(ended->error.message()));
+}
+
+void TransferManagerImpl::OnSettled(const std::shared_ptr<Transfer>& transfer) {
+  parts_.metrics->AddInflightTransfers(-1);
+  std::vector<std::function<void()>> drained;
+  std::shared_ptr<Transfer> last;  // let go outside the lock
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const Key key{transfer->role(), transfer->id()};
+    Entry& entry = entries_.at(key);
+    entry.report = transfer->Snapshot();
+    entry.ended_ns = parts_.clock->NowNs();
+    last = std::move(entry.transfer);
+    entry.transfer = nullptr;
+    ended_.push_back(key);
+    if (--active_ == 0) drained.swap(drained_);
+    Forget();
+    idle_.notify_all();
+  }
+  for (auto& done : drained) done();
+}
+
+void TransferManagerImpl::Forget() {
+  const int64_t now = parts_.clock->NowNs();
+  while (!ended_.empty()) {
+    const auto it = entries_.find(ended_.front());
+    const bool old = now - it->second.ended_ns > options_.terminal_memory_ms * kMsToNs;
+    if (!old && ended_.size() <= options_.terminal_memory_count) return;
+    entries_.erase(it);
+    ended_.pop_front();
+  }
+}
+
+}  // namespace spectrumkv

@@ -1,0 +1,93 @@
+// The TransferManager: finds, starts, remembers.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "server/transfer/parking.h"
+#include "server/transfer/transfer.h"
+#include "server/transfer/transfer_manager.h"
+
+namespace spectrumkv {
+
+class TransferManagerImpl final : public TransferManager, public TransferHost {
+ public:
+  TransferManagerImpl(TransferOptions options, TransferParts parts);
+  ~TransferManagerImpl() override;
+
+  absl::Status StartSender(SenderSpec spec) override;
+  absl::Status StartReceiver(ReceiverSpec spec) override;
+  std::optional<absl::Status> FindRepeat(const std::string& transfer_id, Role role,
+                                         const std::string& fingerprint) override;
+  absl::Status Advance(const std::string& transfer_id, uint32_t layers, uint32_t tokens,
+                       const std::vector<float>& scores) override;
+  absl::StatusOr<TransferReport> Get(const std::string& transfer_id, std::optional<Role> role) override;
+  absl::StatusOr<uint64_t> Watch(const std::string& transfer_id, std::optional<Role> role,
+                                 std::shared_ptr<TransferWatcher> watcher) override;
+  void Unwatch(const std::string& transfer_id, std::optional<Role> role, uint64_t watch_id) override;
+  void Cancel(const std::string& transfer_id, std::optional<Role> role,
+              std::function<void(absl::StatusOr<TransferReport>)> done) override;
+  absl::Status Release(const std::string& transfer_id, std::optional<Role> role) override;
+  absl::Status ReportFirstToken(const std::string& transfer_id, std::optional<Role> role, double seconds) override;
+  std::vector<TransferReport> List(uint32_t limit, bool active_only) override;
+  std::vector<PeerStatus> ListPeers() override;
+  uint32_t active() const override;
+  void StartDraining(std::function<void()> done) override;
+  void Shutdown() override;
+
+  std::shared_ptr<ControlListener> OnControl(std::shared_ptr<ControlStream> stream) override;
+  std::shared_ptr<DataListener> OnData(std::shared_ptr<DataStream> stream, const DataOpenFrame& open) override;
+
+  void OnSettled(const std::shared_ptr<Transfer>& transfer) override;
+  uint64_t NewSession(const std::shared_ptr<Transfer>& transfer, uint32_t attempt) override;
+  void DropSession(uint64_t session) override;
+  void CountPeer(const std::string& address, const char* direction, const TransferReport* ended) override;
+
+ private:
+  using Key = std::pair<Role, std::string>;
+  // A transfer of this daemon: running (transfer set), or remembered for late callers.
+  struct Entry {
+    std::shared_ptr<Transfer> transfer;
+    std::string token, fingerprint;
+    bool dials = false, joined_once = false;
+    TransferReport report;
+    int64_t ended_ns = 0;
+    bool first_token_reported = false;
+  };
+  struct Session {
+    std::weak_ptr<Transfer> transfer;
+    uint32_t attempt = 0;
+  };
+
+  absl::Status CheckNew(const Key& key, const std::string& fingerprint);  // REQUIRES mutex_
+  absl::Status Insert(const std::shared_ptr<Transfer>& transfer, bool dials);
+  absl::StatusOr<Key> KeyOf(const std::string& transfer_id, std::optional<Role> role) const;  // REQUIRES mutex_
+  void OnHello(std::shared_ptr<ControlSession> session, HelloFrame hello);
+  void AnswerLate(const Entry& entry, Role role, ControlSession* session) const;
+  void Forget();  // REQUIRES mutex_
+  TransferSetup SetupOf(Role role, const std::string& id, const std::string& token, const std::string& peer,
+                        const std::string& fingerprint, int64_t deadline_ms);
+
+  const TransferOptions options_;
+  const TransferParts parts_;
+  Parking parking_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable idle_;
+  std::map<Key, Entry> entries_;
+  std::deque<Key> ended_;  // oldest first
+  std::unordered_map<uint64_t, Session> sessions_;
+  std::map<std::string, PeerStatus> peers_;
+  uint32_t active_ = 0;
+  uint64_t next_watch_ = 1;
+  bool draining_ = false;
+  std::vector<std::function<void()>> drained_;
+};
+
+}  // namespace spectrumkv

@@ -1,0 +1,80 @@
+// The receiving half: admit, verify, decode, commit. Its commit is the truth.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "server/decode/decode.h"
+#include "server/transfer/coverage.h"
+#include "server/transfer/shape.h"
+#include "server/transfer/transfer.h"
+
+namespace spectrumkv {
+
+class ReceiverTransfer final : public Transfer {
+ public:
+  ReceiverTransfer(TransferSetup setup, ReceiverSpec spec);
+
+  void Start() override;
+  // Transport thread: takes the slot the credit stood for and passes the chunk to the compute executor.
+  void OnChunk(uint32_t attempt, std::unique_ptr<ReceivedChunk> chunk) override;
+
+ private:
+  void HandleFrame(ControlFrame& frame) override;
+  HelloFrame MakeHello() const override;
+  void OnGreeted() override {}
+  absl::Status CheckHello(const HelloFrame& hello) override;
+  void OnAction(Action action) override;
+  const char* HeartbeatReason() const override;
+  void StopWork() override;
+  void SayGoodbye() override;
+  void ReleaseAll() override;
+
+  void OnHelloReply(const HelloReplyFrame& reply);
+  void OnManifest(const ManifestFrame& manifest);
+  absl::Status AdoptManifest(const ManifestFrame& manifest);
+  // Gets the first receive slot (waiting for it), then as many more as are free; then accepts.
+  void AdmitWhenThereIsRoom();
+  void OnFirstSlot(std::shared_ptr<Slot> slot);
+  void Accept();
+
+  // Compute executor.
+  void DecodeOne(uint32_t attempt, const std::shared_ptr<ReceivedChunk>& chunk, std::shared_ptr<Slot> slot);
+  struct Decoded {
+    uint32_t chunk_index = 0;
+    bool duplicate = false;
+    uint64_t chunk_bytes = 0, kv_bytes = 0;
+    TierCounts counts;
+    DecodeResult result;
+    double receive_seconds = 0, decode_seconds = 0;
+  };
+  void OnDecoded(const Decoded& decoded);
+  void ReturnSlot(std::shared_ptr<Slot> slot);
+  void Commit();
+
+  std::unique_ptr<BlockHold> target_;
+  const int64_t deadline_ms_;
+  const bool accept_dropped_, exact_conversion_;
+  const uint64_t fence_;
+
+  // Set by the first manifest, then constant.
+  std::optional<ManifestFrame> manifest_;
+  TransferShape shape_;
+  std::vector<ChunkCut> cuts_;
+  DecodeTarget decode_target_;
+  std::unique_ptr<Coverage> coverage_;
+  std::atomic<bool> receiving_{false};
+
+  // Slots that are ours and hold no chunk: each is a credit the sender has, or is about to get.
+  std::mutex slots_mutex_;
+  std::vector<Slot> free_slots_;
+  uint32_t slots_owned_ = 0;
+  uint32_t credits_owed_ = 0;  // strand
+  SlotPool::WaitId slot_wait_ = 0;
+  bool waits_for_slot_ = false;
+  uint32_t manifest_attempt_ = 0;  // the last attempt that brought a manifest
+};
+
+}  // namespace spectrumkv

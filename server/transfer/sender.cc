@@ -1,0 +1,327 @@
+#include "server/transfer/sender.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/status.h"
+
+namespace spectrumkv {
+namespace {
+
+constexpr uint32_t kMaxOutstandingPerStream = 3;
+
+EncodeScratch& ThreadScratch() {
+  static thread_local EncodeScratch scratch;
+  return scratch;
+}
+
+}  // namespace
+
+SenderTransfer::SenderTransfer(TransferSetup setup, SenderSpec spec)
+    : Transfer(std::move(setup)),
+      source_(std::move(spec.source)),
+      policy_(std::move(spec.policy)),
+      deadline_ms_(spec.deadline_ms),
+      layerwise_(spec.layerwise) {
+  layers_ = PlanLayersOf(source_->schema(), &places_);
+  written_tokens_.assign(layers_.size(), layerwise_ ? 0 : source_->token_count());
+  UpdateReport([&](TransferReport& r) {
+    r.tokens = source_->token_count();
+    r.budget = policy_.budget;
+    r.allocator = policy_.allocator;
+    r.importance = policy_.importance;
+    r.source_guard = source_->has_generations() ? "generations" : "none";
+  });
+}
+
+void SenderTransfer::Start() {
+  ArmDeadline(layerwise_ ? std::max(deadline_ms_, options().max_deadline_ms) : deadline_ms_);
+  source_->OnLost([weak = weak_from_this()](absl::Status why) {
+    std::shared_ptr<Transfer> self = weak.lock();
+    if (self == nullptr) return;
+    auto* t = static_cast<SenderTransfer*>(self.get());
+    t->Post([t, why] {
+      if (t->terminal()) return;
+      // What is fully written stays mapped and may finish.
+      std::unique_lock<std::mutex> lock(t->advance_mutex_);
+      const bool complete = std::all_of(t->written_tokens_.begin(), t->written_tokens_.end(),
+                                        [&](uint32_t n) { return n == t->source_->token_count(); });
+      lock.unlock();
+      if (complete && ReasonOf(why) != "SEGMENT_FAILED") return;
+      t->Fail(MakeError(absl::StatusCode::kFailedPrecondition, "SOURCE_GONE",
+                        absl::StrCat("the source pool was lost: ", std::string(why.message()))));
+    });
+  });
+  if (planner_.has_value()) {
+    OnPlannerReady();
+  } else {
+    StartFullScan();
+  }
+}
+
+void SenderTransfer::OnChunk(uint32_t attempt, std::unique_ptr<ReceivedChunk>) {
+  Post([this, attempt] {
+    if (attempt != attempt_.load()) return;
+    Fail(MakeError(absl::StatusCode::kInvalidArgument, "PROTOCOL_VIOLATION", "the receiver sent a chunk"));
+  });
+}
+
+HelloFrame SenderTransfer::MakeHello() const {
+  HelloFrame hello;
+  hello.shape = ShapeOf(source_->schema());
+  hello.token_count = source_->token_count();
+  return hello;
+}
+
+absl::Status SenderTransfer::CheckHello(const HelloFrame& hello) {
+  if (hello.token_count != source_->token_count()) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "SCHEMA_MISMATCH",
+                     absl::StrCat("source and destination differ in token_count: ", source_->token_count(), " and ",
+                                  hello.token_count),
+                     {{"field", "token_count"}, {"source", absl::StrCat(source_->token_count())},
+                      {"destination", absl::StrCat(hello.token_count)}});
+  }
+  if (planner_.has_value() && planner_->shape().kept_count() != source_->token_count() && !hello.accept_dropped) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "DROP_NOT_ACCEPTED",
+                     "the policy drops tokens and the destination did not say accept_dropped");
+  }
+  return CompareShapes(ShapeOf(source_->schema()), hello.shape, /*exact_conversion=*/false);
+}
+
+void SenderTransfer::OnGreeted() {
+  accepted_ = false;
+  if (!planner_.has_value()) return;  // OnPlannerReady comes back here
+  Tell(ManifestOf(planner_->shape(), source_->schema(), planner_->cuts().size(), options().streams));
+}
+
+void SenderTransfer::HandleFrame(ControlFrame& frame) {
+  if (auto* reply = std::get_if<HelloReplyFrame>(&frame)) return OnHelloReply(*reply);
+  if (auto* accept = std::get_if<AcceptFrame>(&frame)) return OnAccept(*accept);
+  if (auto* credit = std::get_if<CreditFrame>(&frame)) {
+    // More credits than chunks mean nothing.
+    credits_ = static_cast<uint32_t>(std::min<uint64_t>(uint64_t{credits_} + credit->credits, chunk_state_.size()));
+    return Pump();
+  }
+  if (auto* receipt = std::get_if<ReceiptFrame>(&frame)) return OnReceipt(*receipt);
+  if (auto* cancel = std::get_if<CancelFrame>(&frame)) return OnCancelFrame(*cancel);
+  Fail(MakeError(absl::StatusCode::kInvalidArgument, "PROTOCOL_VIOLATION", "a receiver does not send this frame"));
+}
+
+void SenderTransfer::OnHelloReply(const HelloReplyFrame& reply) {
+  if (!dials() || !CheckPeerEpoch(reply.epoch)) return;
+  link_.session_id = reply.session;
+}
+
+void SenderTransfer::OnAccept(const AcceptFrame& accept) {
+  if (accepted_ || accept.fence == 0 || accept.streams == 0 || (fence_ != 0 && accept.fence != fence_)) {
+    return Fail(MakeError(absl::StatusCode::kInvalidArgument, "PROTOCOL_VIOLATION", "accept does not fit the attempt"));
+  }
+  accepted_ = true;
+  fence_ = accept.fence;
+  credits_ = static_cast<uint32_t>(std::min<uint64_t>(accept.credits, chunk_state_.size()));
+  for (const FrameRun& run : accept.chunks_received) {
+    for (uint64_t i = run.first; i < uint64_t{run.first} + run.count && i < chunk_state_.size(); ++i) {
+      if (chunk_state_[i] == ChunkState::kHanded) chunk_state_[i] = ChunkState::kReceived;
+    }
+  }
+  for (uint32_t i = static_cast<uint32_t>(chunk_state_.size()); i-- > 0;) {
+    if (chunk_state_[i] != ChunkState::kHanded) continue;
+    --handed_;
+    PutBack(i);
+    UpdateReport([](TransferReport& r) { ++r.chunks_resent; });
+    parts().metrics->CountChunkResent();
+  }
+  Joined();
+  if (dials()) {
+    const uint32_t streams = std::min(accept.streams, options().streams);
+    outstanding_.assign(streams, 0);
+    OpenDataStreams(streams);
+  }
+  Pump();
+}
+
+void SenderTransfer::OnReceipt(const ReceiptFrame& receipt) {
+  if (receipt.state == TransferState::kCommitted) {
+    // The receipt may overtake our own bookkeeping of the last chunk.
+    if (handed_ == chunk_state_.size() || state() == TransferState::kVerifying) {
+      UpdateReport([&](TransferReport& r) {
+        r.chunks_duplicate = receipt.chunks_duplicate;
+        r.first_layer_ready_seconds = receipt.first_layer_ready_seconds;
+      });
+      return Apply(Event::kCommit);
+    }
+    return Fail(MakeError(absl::StatusCode::kInvalidArgument, "PROTOCOL_VIOLATION",
+                          "the receiver says COMMITTED before everything was sent"));
+  }
+  OnCancelFrame(CancelFrame{receipt.state, receipt.code, receipt.reason, receipt.message});
+}
+
+void SenderTransfer::OnCancelFrame(const CancelFrame& cancel) {
+  const Event event = cancel.cause == TransferState::kCancelled ? Event::kPeerCancelled
+                      : cancel.cause == TransferState::kExpired ? Event::kPeerExpired
+                                                                : Event::kPeerFailed;
+  Apply(event, PeerError(cancel, "receiver"));
+}
+
+void SenderTransfer::OnLinkLost() {
+  accepted_ = false;
+  credits_ = 0;
+  outstanding_.clear();
+  for (Encoded& encoded : encoded_) PutBack(encoded.chunk_index);
+  encoded_.clear();
+}
+
+void SenderTransfer::OnAction(Action action) {
+  if (action == Action::kAskPeer) {
+    if (link_.control == nullptr) {
+      return Fail(MakeError(absl::StatusCode::kUnavailable, "PEER_GONE", "cancelled without a link to the receiver"));
+    }
+    Tell(CancelFrame{TransferState::kCancelled, static_cast<int32_t>(absl::StatusCode::kCancelled), "CANCELLED",
+                     "the worker cancelled the transfer"});
+  }
+}
+
+const char* SenderTransfer::HeartbeatReason() const {
+  if (!accepted_) return "waiting_peer";
+  if (!ready_.empty()) return credits_ == 0 ? "waiting_credit" : "sending";
+  return handed_ + encoding_ + encoded_.size() < chunk_state_.size() ? "waiting_source" : "sending";
+}
+
+void SenderTransfer::PutBack(uint32_t chunk_index) {
+  chunk_state_[chunk_index] = ChunkState::kReady;
+  ready_.push_front(chunk_index);
+}
+
+// Takes as many slots as there are credits, planned chunks and room on the streams.
+void SenderTransfer::Pump() {
+  if (terminal() || !accepted_ || link_.data.empty()) return;
+  if (outstanding_.size() < link_.data.size()) outstanding_.resize(link_.data.size(), 0);
+  HandToNetwork();
+  const size_t in_work_max = link_.data.size() * (kMaxOutstandingPerStream + 1);
+  while (!wants_slot_ && !ready_.empty() && credits_ > 0 && encoding_ + encoded_.size() < in_work_max) {
+    Slot slot = parts().send_slots->TryAcquire();
+    if (!slot) {
+      wants_slot_ = true;
+      slot_wait_ = parts().send_slots->Acquire([self = shared_from_this(), this](Slot granted) {
+        auto shared = std::make_shared<Slot>(std::move(granted));
+        Post([this, shared] { OnSlot(std::move(*shared)); });
+      });
+      return;
+    }
+    const uint32_t chunk_index = ready_.front();
+    ready_.pop_front();
+    EncodeOn(chunk_index, std::move(slot));
+  }
+}
+
+void SenderTransfer::OnSlot(Slot slot) {
+  wants_slot_ = false;
+  slot_wait_ = 0;
+  if (!terminal() && accepted_ && !ready_.empty() && credits_ > 0) {
+    const uint32_t chunk_index = ready_.front();
+    ready_.pop_front();
+    EncodeOn(chunk_index, std::move(slot));
+  } else {
+    slot.Release();
+  }
+  Pump();
+}
+
+void SenderTransfer::EncodeOn(uint32_t chunk_index, Slot slot) {
+  --credits_;
+  ++encoding_;
+  chunk_state_[chunk_index] = ChunkState::kEncoding;
+  auto shared = std::make_shared<Slot>(std::move(slot));
+  parts().compute->Post([this, self = shared_from_this(), chunk_index, attempt = attempt_.load(), shared,
+                         fence = fence_] {
+    absl::StatusOr<EncodeResult> result = absl::CancelledError("the transfer has ended");
+    const int64_t begin_ns = NowNs();
+    if (gate_.Enter()) {
+      result = EncodeChunk(*parts().backend, encode_source_, planned_[chunk_index], fence, &ThreadScratch(),
+                           shared->data(), parts().send_slots->slot_bytes());
+      gate_.Leave();
+    }
+    const double seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
+    Post([this, chunk_index, attempt, result = std::move(result), shared, seconds] {
+      OnEncoded(chunk_index, attempt, result, shared, seconds);
+    });
+  });
+}
+
+void SenderTransfer::OnEncoded(uint32_t chunk_index, uint32_t attempt, absl::StatusOr<EncodeResult> result,
+                               std::shared_ptr<Slot> slot, double seconds) {
+  --encoding_;
+  if (terminal()) return;
+  if (!result.ok()) return Fail(result.status());
+  AddStage(Stage::kEncode, seconds);
+  if (attempt != attempt_.load() || !accepted_) {
+    PutBack(chunk_index);
+    return Pump();
+  }
+  if (result->nonfinite_values > 0) {
+    UpdateReport([&](TransferReport& r) { r.nonfinite_values += result->nonfinite_values; });
+    parts().metrics->AddNonfiniteValues(result->nonfinite_values);
+  }
+  encoded_.push_back({chunk_index, result->chunk_bytes, std::move(slot)});
+  Pump();
+}
+
+void SenderTransfer::HandToNetwork() {
+  while (!encoded_.empty()) {
+    const auto least = std::min_element(outstanding_.begin(), outstanding_.end());
+    if (*least >= kMaxOutstandingPerStream) return;
+    const uint32_t stream = static_cast<uint32_t>(least - outstanding_.begin());
+    Encoded chunk = std::move(encoded_.front());
+    encoded_.pop_front();
+    ++*least;
+    Apply(Event::kDataStarted);
+    chunk_state_[chunk.chunk_index] = ChunkState::kHanded;
+    ++handed_;
+    const ChunkCut& cut = planned_[chunk.chunk_index].cut;
+    const uint64_t kv_bytes = KvBytes(DimsOf(planner_->shape().layers[cut.layer_index], cut.token_count));
+    UpdateReport([&](TransferReport& r) {
+      r.wire_bytes += chunk.bytes;
+      ++r.chunks;
+    });
+    parts().metrics->CountChunk(MetricRole::kSender, kv_bytes, chunk.bytes);
+    const int64_t begin_ns = NowNs();
+    link_.data[stream]->SendChunk(
+        std::move(*chunk.slot), chunk.bytes,
+        [this, self = shared_from_this(), attempt = attempt_.load(), stream, begin_ns](bool sent) {
+          const double seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
+          Post([this, attempt, stream, sent, seconds] { OnSent(attempt, stream, sent, seconds); });
+        });
+    if (handed_ == chunk_state_.size()) Apply(Event::kDataComplete);
+  }
+}
+
+void SenderTransfer::OnSent(uint32_t attempt, uint32_t stream, bool sent, double seconds) {
+  if (terminal()) return;
+  if (sent) AddStage(Stage::kSend, seconds);
+  if (attempt != attempt_.load() || stream >= outstanding_.size()) return;
+  --outstanding_[stream];
+  Pump();
+}
+
+void SenderTransfer::StopWork() {
+  if (wants_slot_ && slot_wait_ != 0) parts().send_slots->Cancel(slot_wait_);
+  encoded_.clear();
+  ready_.clear();
+  gate_.Close([self = shared_from_this(), this] { Post([this] { Settle(); }); });
+}
+
+void SenderTransfer::SayGoodbye() {
+  if (error_.ok()) return;
+  Tell(CancelFrame{state() == TransferState::kVerifying ? TransferState::kFailed : state(),
+                   static_cast<int32_t>(error_.code()), ReasonOf(error_), std::string(error_.message())});
+}
+
+void SenderTransfer::ReleaseAll() {
+  source_.reset();
+  planned_.clear();
+  planned_.shrink_to_fit();
+  scan_.clear();
+}
+
+}  // namespace spectrumkv

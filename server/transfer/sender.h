@@ -1,0 +1,110 @@
+// The sending half: scan, plan, encode, hand to the network, learn the outcome.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "server/encode/encode.h"
+#include "server/transfer/shape.h"
+#include "server/transfer/transfer.h"
+
+namespace spectrumkv {
+
+class SenderTransfer final : public Transfer {
+ public:
+  // Errors: those of Planner::Create.
+  static absl::StatusOr<std::shared_ptr<SenderTransfer>> Create(TransferSetup setup, SenderSpec spec);
+
+  void Start() override;
+  // Nobody sends chunks to a sender.
+  void OnChunk(uint32_t attempt, std::unique_ptr<ReceivedChunk> chunk) override;
+  // Any thread; see TransferManager.
+  absl::Status Advance(uint32_t layers, uint32_t tokens, const std::vector<float>& scores);
+
+  SenderTransfer(TransferSetup setup, SenderSpec spec);
+
+ private:
+  // Of one chunk, in this order; a broken attempt brings kHanded back to kReady.
+  enum class ChunkState : uint8_t { kUnwritten, kPlanning, kReady, kEncoding, kHanded, kReceived };
+
+  void HandleFrame(ControlFrame& frame) override;
+  HelloFrame MakeHello() const override;
+  void OnGreeted() override;
+  absl::Status CheckHello(const HelloFrame& hello) override;
+  void OnDataStreamAdded() override { Pump(); }
+  void OnLinkLost() override;
+  void OnAction(Action action) override;
+  const char* HeartbeatReason() const override;
+  void StopWork() override;
+  void SayGoodbye() override;
+  void ReleaseAll() override;
+
+  void OnHelloReply(const HelloReplyFrame& reply);
+  void OnAccept(const AcceptFrame& accept);
+  void OnReceipt(const ReceiptFrame& receipt);
+  void OnCancelFrame(const CancelFrame& cancel);
+
+  // Planning (sender_plan.cc).
+  absl::Status AdoptPlanner(absl::StatusOr<Planner> planner);
+  void OnPlannerReady();
+  void StartFullScan();
+  void MaybePlan();
+  void ScanBatch(std::shared_ptr<std::vector<uint32_t>> batch);
+  void PlanBatchNow(const std::vector<uint32_t>& batch);
+  void OnPlanned(const std::vector<uint32_t>& batch, absl::StatusOr<PlanBatch> plan);
+  bool NeedsScan() const;
+  std::vector<uint32_t> WrittenChunks();
+
+  // Sending.
+  void Pump();
+  void OnSlot(Slot slot);
+  void EncodeOn(uint32_t chunk_index, Slot slot);
+  void OnEncoded(uint32_t chunk_index, uint32_t attempt, absl::StatusOr<EncodeResult> result,
+                 std::shared_ptr<Slot> slot, double seconds);
+  void HandToNetwork();
+  void OnSent(uint32_t attempt, uint32_t stream, bool sent, double seconds);
+  void PutBack(uint32_t chunk_index);
+
+  struct Encoded {
+    uint32_t chunk_index;
+    uint64_t bytes;
+    std::shared_ptr<Slot> slot;
+  };
+
+  std::unique_ptr<BlockHold> source_;
+  const Policy policy_;
+  const int64_t deadline_ms_;
+  const bool layerwise_;
+  std::atomic<bool> advanced_{false};
+  std::vector<LayerPlace> places_;
+  std::vector<PlanLayer> layers_;
+  EncodeSource encode_source_;
+
+  // Written set: tokens [0, written_tokens_[i]) of layer i. Guarded by advance_mutex_ with the scores.
+  std::mutex advance_mutex_;
+  std::vector<uint32_t> written_tokens_;
+  std::vector<float> next_scores_;
+
+  std::optional<Planner> planner_;
+  std::vector<LayerScan> scan_;
+  bool planning_ = false;
+  std::vector<ChunkState> chunk_state_;
+  std::vector<PlannedChunk> planned_;
+  std::vector<uint32_t> last_position_;  // of the last token of each chunk
+  std::deque<uint32_t> ready_;
+  std::deque<Encoded> encoded_;
+  std::vector<uint32_t> outstanding_;  // by stream
+  uint64_t handed_ = 0;
+  uint64_t fence_ = 0;
+  uint32_t credits_ = 0;
+  uint32_t encoding_ = 0;
+  SlotPool::WaitId slot_wait_ = 0;
+  bool wants_slot_ = false;
+  bool accepted_ = false;
+};
+
+}  // namespace spectrumkv

@@ -1,0 +1,174 @@
+// What both halves of a transfer share: its strand, state, deadline, link to the peer, watchers and report.
+//
+// Everything marked "strand" runs on the transfer's strand, one thing at a time. A Transfer is kept alive by its manager,
+// its streams and its queued work.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "server/transfer/gate.h"
+#include "server/transfer/session.h"
+#include "server/transfer/state_table.h"
+#include "server/transfer/transfer_manager.h"
+
+namespace spectrumkv {
+
+// What transfers ask of their manager. Thread-safe.
+class TransferHost {
+ public:
+  virtual ~TransferHost() = default;
+  virtual void OnSettled(const std::shared_ptr<Transfer>& transfer) = 0;
+  // A number that names one attempt of this transfer on Data streams, until DropSession.
+  virtual uint64_t NewSession(const std::shared_ptr<Transfer>& transfer, uint32_t attempt) = 0;
+  virtual void DropSession(uint64_t session) = 0;
+  virtual void CountPeer(const std::string& address, const char* direction, const TransferReport* ended) = 0;
+};
+
+struct TransferSetup {
+  const TransferOptions* options = nullptr;
+  const TransferParts* parts = nullptr;
+  TransferHost* host = nullptr;
+  Role role = Role::kSender;
+  std::string id, token, peer, fingerprint;
+  int64_t deadline_ms = 0;
+};
+
+// A peer's last words as a status; codes and reasons that make no sense are replaced.
+absl::Status PeerError(const CancelFrame& cancel, const std::string& who);
+
+class Transfer : public std::enable_shared_from_this<Transfer> {
+ public:
+  explicit Transfer(TransferSetup setup);
+  virtual ~Transfer() = default;
+
+  const std::string& id() const { return setup_.id; }
+  const std::string& token() const { return setup_.token; }
+  const std::string& fingerprint() const { return setup_.fingerprint; }
+  Role role() const { return setup_.role; }
+
+  // Any thread.
+  void Post(std::function<void()> task);
+  TransferReport Snapshot() const;
+  bool settled() const { return settled_.load(std::memory_order_acquire); }
+  // A chunk arrived on a data stream of `attempt`.
+  virtual void OnChunk(uint32_t attempt, std::unique_ptr<ReceivedChunk> chunk) = 0;
+
+  // Strand.
+  virtual void Start() = 0;
+  void OnControlFrame(const std::shared_ptr<ControlSession>& session, ControlFrame frame);
+  void OnControlClosed(const std::shared_ptr<ControlSession>& session, absl::Status status);
+  void OnDataClosed(uint32_t attempt, absl::Status status);
+  // A peer dialled and named this transfer.
+  void Adopt(const std::shared_ptr<ControlSession>& session, const HelloFrame& hello);
+  void AdoptData(uint32_t attempt, std::shared_ptr<DataStream> stream);
+  void AddWatcher(uint64_t id, std::shared_ptr<TransferWatcher> watcher);
+  void RemoveWatcher(uint64_t id) { watchers_.erase(id); }
+  void Cancel(std::function<void(absl::StatusOr<TransferReport>)> done);
+  void Fail(absl::Status why) { Apply(Event::kFail, std::move(why)); }
+
+ protected:
+  // The way to the peer of one attempt.
+  struct Link {
+    std::shared_ptr<ControlSession> session;
+    std::shared_ptr<ControlStream> control;
+    std::vector<std::shared_ptr<DataStream>> data;
+    uint64_t session_id = 0;
+    bool joined = false;
+  };
+
+  // Strand. For the two halves.
+  virtual void HandleFrame(ControlFrame& frame) = 0;
+  virtual HelloFrame MakeHello() const = 0;
+  // After Hello was sent (dialler) or answered (acceptor).
+  virtual void OnGreeted() = 0;
+  // The peer's hello must fit this half; the answer refuses it.
+  virtual absl::Status CheckHello(const HelloFrame& hello) = 0;
+  virtual void OnDataStreamAdded() {}
+  virtual void OnLinkLost() {}
+  virtual void OnAction(Action action) = 0;
+  virtual const char* HeartbeatReason() const = 0;
+  // Close the gate; then Settle on the strand.
+  virtual void StopWork() = 0;
+  // Last words to the peer, if there is a link.
+  virtual void SayGoodbye() = 0;
+  // Let go of blocks and slots.
+  virtual void ReleaseAll() = 0;
+
+  bool dials() const { return !setup_.peer.empty(); }
+  const TransferOptions& options() const { return *setup_.options; }
+  const TransferParts& parts() const { return *setup_.parts; }
+  TransferState state() const { return state_; }
+  bool terminal() const { return IsTerminal(state_); }
+  int64_t NowNs() const { return parts().clock->NowNs(); }
+  void Heard() { last_heard_ns_.store(NowNs(), std::memory_order_relaxed); }
+  double SecondsSinceStart() const { return static_cast<double>(NowNs() - started_ns_) * 1e-9; }
+  int64_t DeadlineLeftMs() const;
+
+  void Apply(Event event, absl::Status why = absl::OkStatus());
+  void ArmDeadline(int64_t deadline_ms);
+  void Dial();
+  void OpenDataStreams(uint32_t count);
+  void Tell(ControlFrame frame);
+  // The current attempt broke off without a word about the outcome.
+  void LinkBroke(absl::Status why);
+  void Joined();
+  void Settle();
+  void NotifyLayers(uint32_t layers);
+  void NotifyProgress();
+  template <typename Fn>
+  void UpdateReport(Fn fn) {
+    std::lock_guard<std::mutex> lock(report_mutex_);
+    fn(report_);
+  }
+  void AddStage(Stage stage, double seconds);
+  // The stage an error of now belongs to, for the metric.
+  MetricStage ErrorStage() const;
+  MetricRole metric_role() const { return role() == Role::kSender ? MetricRole::kSender : MetricRole::kReceiver; }
+
+  Link link_;
+  std::atomic<uint32_t> attempt_{0};
+  Gate gate_;
+  // Of a lost or ended transfer; the reason others see.
+  absl::Status error_;
+
+ private:
+  void DropLink(bool good_order);
+  void ScheduleRedial();
+  void Tick();
+  void ArmTick();
+  void Terminate();
+  void CountOutcome(const TransferReport& report);
+  std::function<void()> Weakly(void (Transfer::*method)());
+
+  const TransferSetup setup_;
+  Strand strand_;
+  TransferState state_ = TransferState::kWaiting;
+  const int64_t started_ns_;
+  int64_t deadline_ns_ = 0;
+  TimerId deadline_timer_ = 0, tick_timer_ = 0, redial_timer_ = 0;
+  std::atomic<int64_t> last_heard_ns_{0};
+  int64_t link_lost_ns_ = 0;  // 0: the link is up, or never was
+  int64_t backoff_ms_ = 0;
+  uint64_t peer_epoch_ = 0;
+  std::atomic<bool> settled_{false};
+  std::map<uint64_t, std::shared_ptr<TransferWatcher>> watchers_;
+  std::vector<std::function<void(absl::StatusOr<TransferReport>)>> cancel_waiters_;
+  uint32_t layers_told_ = 0;
+
+  mutable std::mutex report_mutex_;
+  TransferReport report_;
+
+ protected:
+  uint64_t peer_epoch() const { return peer_epoch_; }
+  // False, and the transfer has failed, if the peer is not the one of an earlier attempt.
+  bool CheckPeerEpoch(uint64_t epoch);
+};
+
+}  // namespace spectrumkv
