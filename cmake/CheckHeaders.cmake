@@ -1,0 +1,18 @@
+# Target check_headers: compiles every header alone, to prove that each includes what it needs.
+function(spectrumkv_check_headers)
+  file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}
+    ${PROJECT_SOURCE_DIR}/kernels/*.h ${PROJECT_SOURCE_DIR}/server/*.h ${PROJECT_SOURCE_DIR}/client/*.h)
+  if(NOT SPECTRUMKV_HAVE_CUDA)
+    list(FILTER headers EXCLUDE REGEX "^kernels/cuda/")
+  endif()
+  set(sources)
+  foreach(header ${headers})
+    set(source ${PROJECT_BINARY_DIR}/check_headers/${header}.cc)
+    file(CONFIGURE OUTPUT ${source} CONTENT "#include \"${header}\"\n#include \"${header}\"\n" @ONLY)
+    list(APPEND sources ${source})
+  endforeach()
+  add_library(check_headers OBJECT EXCLUDE_FROM_ALL ${sources})
+  target_compile_options(check_headers PRIVATE -O0 -g0)
+  target_link_libraries(check_headers PRIVATE spectrumkv_flags spectrumkv_proto gRPC::grpc++ absl::status absl::statusor
+    Threads::Threads)
+endfunction()
