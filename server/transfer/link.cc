@@ -13,6 +13,7 @@ namespace {
 constexpr int64_t kMsToNs = 1000000;
 constexpr int64_t kFirstBackoffMs = 20;
 constexpr int64_t kMaxBackoffMs = 1000;
+constexpr int64_t kDataGraceMs = 200;
 
 // A peer that answered with a decision will give the same answer again; anything else may be the network.
 bool WorthRedialling(const absl::Status& status) {
@@ -151,7 +152,15 @@ void Transfer::OnControlClosed(const std::shared_ptr<ControlSession>& session, a
 
 void Transfer::OnDataClosed(uint32_t attempt, absl::Status status) {
   if (terminal() || attempt != attempt_.load() || link_.control == nullptr || status.ok()) return;
-  LinkBroke(std::move(status));
+  // A peer that ends a transfer closes all its streams; its reason comes on the control stream, perhaps a little later.
+  parts().clock->CallAt(NowNs() + kDataGraceMs * kMsToNs, [weak = weak_from_this(), attempt, status] {
+    std::shared_ptr<Transfer> self = weak.lock();
+    if (self == nullptr) return;
+    Transfer* t = self.get();
+    t->Post([t, attempt, status] {
+      if (attempt == t->attempt_.load() && t->link_.control != nullptr) t->LinkBroke(status);
+    });
+  });
 }
 
 void Transfer::DropLink(bool good_order) {
