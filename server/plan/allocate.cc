@@ -23,16 +23,18 @@ Allocation AllocateGreedy(CostModel* model, size_t rungs, const std::vector<uint
                           uint64_t share) {
   const size_t base = HighestForAll(model, rungs, share);
   if (base >= rungs - 1) return AllOn(std::min(base, rungs - 1), tokens, model->bytes());
-  // Every count is tried: the cost may fall by the centres when the last rotated key leaves a chunk.
-  size_t best = 0;
-  uint64_t best_bytes = model->bytes();
-  for (size_t count = 1; count <= order.size(); ++count) {
-    model->Move(order[count - 1], base, base + 1);
-    if (model->bytes() > share) continue;
-    best = count;
-    best_bytes = model->bytes();
+  // The loose bytes are a plain sum and never above the exact ones: no count beyond `most` can fit. From there down,
+  // every count is tried exactly, because centres and padding make the cost fall here and there as the count rises.
+  uint64_t loose = model->LooseBytes();
+  size_t most = 0;
+  for (size_t i = 0; i < order.size(); ++i) {
+    loose += static_cast<uint64_t>(model->LooseDelta(order[i], base, base + 1));
+    if (loose <= share) most = i + 1;
   }
-  Allocation result = AllOn(base, tokens, best_bytes);
+  model->MoveMany(order.data(), most, base, base + 1);
+  size_t best = most;
+  while (best > 0 && model->bytes() > share) model->Move(order[--best], base + 1, base);
+  Allocation result = AllOn(base, tokens, model->bytes());
   for (size_t i = 0; i < best; ++i) result.rungs[order[i]] = static_cast<uint8_t>(base + 1);
   return result;
 }

@@ -48,6 +48,11 @@ CostModel::Geometry* CostModel::GeometryOf(const PlanLayer& layer) {
   Geometry& added = geometries_.emplace_back();
   added.dims = DimsOf(layer, 0);
   added.step = TokensPerChunk(layer.heads, layer.head_dim, layer.dtype, layer.has_v);
+  for (int id = 0; id < kTierCount; ++id) {
+    const Tier tier = static_cast<Tier>(id);
+    const uint64_t scale = rules_.payload_only ? 0 : HasScale8(tier) ? 1 : HasScale16(tier) ? 2 : 0;
+    added.token_bytes[id] = layer.heads * (CellBytes(tier, layer.head_dim, layer.dtype) + scale);
+  }
   for (uint64_t at = 0; at < unit_.tokens.count; at += added.step) {
     const uint32_t first = unit_.tokens.first + static_cast<uint32_t>(at);
     Column& column = added.columns.emplace_back();
@@ -86,16 +91,25 @@ void CostModel::AddLayer(const PlanLayer& layer, const LayerScan* scan) {
       if (escapes.empty()) {
         ++column.chunks[0].weight;
       } else {
-        Chunk& chunk = column.chunks.emplace_back();
-        chunk.weight = 1;
-        for (uint32_t t = 0; t < column.tokens; ++t) {
-          if (escapes[t] != 0) chunk.escaped.push_back(t);
-        }
-        chunk.escapes = std::move(escapes);
+        AddEscaped(&column, std::move(escapes));
       }
     }
     first += column.tokens;
   }
+}
+
+void CostModel::AddEscaped(Column* column, std::vector<uint8_t> escapes) {
+  for (Chunk& known : column->chunks) {
+    if (known.escapes != escapes) continue;
+    ++known.weight;
+    return;
+  }
+  Chunk& chunk = column->chunks.emplace_back();
+  chunk.weight = 1;
+  for (uint32_t t = 0; t < column->tokens; ++t) {
+    if (escapes[t] != 0) chunk.escaped.push_back(t);
+  }
+  chunk.escapes = std::move(escapes);
 }
 
 void CostModel::Count(const Geometry& geometry, const Column& column, Chunk* chunk) {
@@ -125,22 +139,78 @@ uint64_t CostModel::SetAll(size_t rung) {
   return bytes_;
 }
 
-void CostModel::Move(uint32_t token, size_t from, size_t to) {
+void CostModel::Recount(const Geometry& geometry, uint32_t token, const Rung& from, const Rung& to,
+                        Chunk* chunk) const {
   constexpr uint32_t kLess = ~uint32_t{0};  // adds -1
-  const Rung& old_rung = (*rules_.ladder)[from];
-  const Rung& new_rung = (*rules_.ladder)[to];
+  const uint8_t escapes = chunk->escapes.empty() ? 0 : chunk->escapes[token % geometry.step];
+  AddToken(from, escapes, geometry.dims.has_v, kLess, &chunk->counts);
+  AddToken(to, escapes, geometry.dims.has_v, 1, &chunk->counts);
+}
+
+void CostModel::Move(uint32_t token, size_t from, size_t to) {
   for (Geometry& geometry : geometries_) {
     Column& column = geometry.columns[token / geometry.step];
     for (Chunk& chunk : column.chunks) {
       if (chunk.weight == 0) continue;
-      const uint8_t escapes = chunk.escapes.empty() ? 0 : chunk.escapes[token % geometry.step];
-      AddToken(old_rung, escapes, geometry.dims.has_v, kLess, &chunk.counts);
-      AddToken(new_rung, escapes, geometry.dims.has_v, 1, &chunk.counts);
+      Recount(geometry, token, (*rules_.ladder)[from], (*rules_.ladder)[to], &chunk);
       const uint64_t before = chunk.bytes;
       Count(geometry, column, &chunk);
       bytes_ += (chunk.bytes - before) * chunk.weight;
     }
   }
+}
+
+void CostModel::MoveMany(const uint32_t* tokens, size_t count, size_t from, size_t to) {
+  const Rung old_rung = (*rules_.ladder)[from], new_rung = (*rules_.ladder)[to];
+  bytes_ = fixed_bytes_;
+  for (Geometry& geometry : geometries_) {
+    for (size_t i = 0; i < count; ++i) {
+      for (Chunk& chunk : geometry.columns[tokens[i] / geometry.step].chunks) {
+        if (chunk.weight != 0) Recount(geometry, tokens[i], old_rung, new_rung, &chunk);
+      }
+    }
+    for (Column& column : geometry.columns) {
+      for (Chunk& chunk : column.chunks) {
+        if (chunk.weight == 0) continue;
+        Count(geometry, column, &chunk);
+        bytes_ += chunk.bytes * chunk.weight;
+      }
+    }
+  }
+}
+
+uint64_t CostModel::LooseBytes() const {
+  uint64_t bytes = fixed_bytes_;
+  for (const Geometry& geometry : geometries_) {
+    for (const Column& column : geometry.columns) {
+      for (const Chunk& chunk : column.chunks) {
+        uint64_t of_chunk = rules_.payload_only ? 0 : kHeaderBytes + column.tokens;
+        for (int id = 0; id < kTierCount; ++id) {
+          of_chunk += (uint64_t{chunk.counts.k[id]} + chunk.counts.v[id]) * geometry.token_bytes[id];
+        }
+        bytes += of_chunk * chunk.weight;
+      }
+    }
+  }
+  return bytes;
+}
+
+int64_t CostModel::LooseDelta(uint32_t token, size_t from, size_t to) const {
+  const Rung& old_rung = (*rules_.ladder)[from];
+  const Rung& new_rung = (*rules_.ladder)[to];
+  uint64_t delta = 0;  // wraps
+  for (const Geometry& geometry : geometries_) {
+    const auto bytes_of = [&geometry](const Rung& rung, uint8_t escapes) {
+      const Tier k = AfterEscape(rung.k, static_cast<EscapeClass>(escapes & 15));
+      const Tier v = AfterEscape(rung.v, static_cast<EscapeClass>(escapes >> 4));
+      return geometry.token_bytes[static_cast<int>(k)] + (geometry.dims.has_v ? geometry.token_bytes[static_cast<int>(v)] : 0);
+    };
+    for (const Chunk& chunk : geometry.columns[token / geometry.step].chunks) {
+      const uint8_t escapes = chunk.escapes.empty() ? 0 : chunk.escapes[token % geometry.step];
+      delta += (bytes_of(new_rung, escapes) - bytes_of(old_rung, escapes)) * chunk.weight;
+    }
+  }
+  return static_cast<int64_t>(delta);
 }
 
 std::vector<uint64_t> CostModel::BytesByRung() {

@@ -1,9 +1,10 @@
 // Exact bytes of a rectangle of (layers x tokens) while tokens move between rungs.
 //
-// Layers of one geometry whose chunk has no escape cost the same: they are counted once and weighted. Only a chunk
-// with an escape that no pinning hides is counted by itself.
+// Layers of one geometry whose chunk has the same escapes (mostly none) cost the same: they are counted once and
+// weighted. Escapes of pinned tokens change nothing.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -45,7 +46,15 @@ class CostModel {
   uint64_t SetAll(size_t rung);
   // Moves one token, counted from the first of the unit. REQUIRES: it is on rung `from`, and not pinned.
   void Move(uint32_t token, size_t from, size_t to);
+  // Moves `count` of them; cheaper than one by one.
+  void MoveMany(const uint32_t* tokens, size_t count, size_t from, size_t to);
   uint64_t bytes() const { return bytes_; }
+
+  // bytes() without centres and padding: a sum over tokens, and never above bytes().
+  uint64_t LooseBytes() const;
+  // What Move would add to LooseBytes().
+  int64_t LooseDelta(uint32_t token, size_t from, size_t to) const;
+
   // Of one rung for all; the state afterwards is that rung.
   std::vector<uint64_t> BytesByRung();
 
@@ -66,16 +75,20 @@ class CostModel {
     ChunkDims dims;
     uint32_t step = 0;  // tokens per chunk
     std::vector<Column> columns;
+    std::array<uint64_t, kTierCount> token_bytes{};  // of K or V of one token: codes and scales
   };
 
   Geometry* GeometryOf(const PlanLayer& layer);
   void AddLayer(const PlanLayer& layer, const LayerScan* scan);
   // Escape entries of `column` in this layer, or an empty vector.
   std::vector<uint8_t> EscapesIn(const LayerScan& scan, const Column& column, uint32_t first, bool has_v) const;
+  void AddEscaped(Column* column, std::vector<uint8_t> escapes);
   void Count(const Geometry& geometry, const Column& column, Chunk* chunk);
+  // Chunk::counts after a token left one rung for another.
+  void Recount(const Geometry& geometry, uint32_t token, const Rung& from, const Rung& to, Chunk* chunk) const;
 
-  Unit unit_;
-  CostRules rules_;
+  const Unit unit_;
+  const CostRules rules_;
   std::vector<Geometry> geometries_;
   uint64_t fixed_bytes_ = 0;  // layers that only travel RAW
   uint64_t bytes_ = 0;
