@@ -1,0 +1,37 @@
+// How the energy of one (token, plane) is summed and quantised, so that all backends agree.
+//
+// Order: 64 float32 accumulators, all +0. For each head in order and each dim d in order, with x = widen(value):
+// square = x * x (rounded), then accumulator[d mod 64] += square (rounded). Nothing is contracted. At the end, for
+// width = 32, 16, 8, 4, 2, 1: accumulator[i] += accumulator[i + width] for i < width. The sum is accumulator[0].
+// (Adding a square of +0 changes no accumulator, so a vector may cover dims that do not exist with zeros.)
+#pragma once
+
+#include "kernels/codec/codec_math.h"
+
+namespace spectrumkv {
+
+constexpr uint32_t kEnergyLanes = 64;
+
+// The fold of that order; overwrites the lanes.
+SPECTRUMKV_MATH float FoldEnergy(float* lanes) {
+  for (uint32_t width = kEnergyLanes / 2; width != 0; width /= 2) {
+    for (uint32_t i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  }
+  return lanes[0];
+}
+
+// clamp(128 + round(4 * log2(sum)), 1, 255) from the bits alone; 0 for a sum of 0, 255 for infinity and NaN.
+// 4 * log2 of a float32 never lies half-way between integers: 2^(odd / 8) is irrational.
+SPECTRUMKV_MATH uint8_t EnergyLog2(float sum) {
+  const uint32_t bits = FloatBits(sum);
+  if (bits == 0) return 0;
+  if (bits >= kFloatInf) return 255;
+  const int32_t exponent = static_cast<int32_t>(bits >> 23) - 127;  // a subnormal sum is clamped anyway
+  const uint32_t fraction = bits & 0x7FFFFF;
+  // The first fractions above 2^(1/8), 2^(3/8), 2^(5/8) and 2^(7/8).
+  const int32_t quarters = (fraction >= 0x0B95C2) + (fraction >= 0x25FED7) + (fraction >= 0x45672B) +
+                           (fraction >= 0x6AC0C7);
+  return static_cast<uint8_t>(ClampInt(128 + 4 * exponent + quarters, 1, 255));
+}
+
+}  // namespace spectrumkv

@@ -1,0 +1,118 @@
+// The decoding half of TableBackend.
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/codec/raw_words.h"
+#include "kernels/codec/section_cursors.h"
+#include "kernels/codec/table_backend.h"
+
+namespace spectrumkv {
+namespace {
+
+// One checked chunk being read into planes of one dtype.
+class ChunkReader {
+ public:
+  // means: [heads, head_dim]; scratch: the values of one token in the target's dtype, used where dims are strided.
+  ChunkReader(const CellOps& ops, const ChunkView& chunk, DType target, float* means, uint8_t* scratch)
+      : ops_(ops),
+        chunk_(chunk),
+        dims_(chunk.dims),
+        target_(target),
+        word_(SizeOf(target)),
+        means_(means),
+        scratch_(scratch),
+        cursors_(chunk.data, chunk.layout) {}
+
+  void ReadKeys(const TargetPlane& k) {
+    const bool centred = chunk_.layout.centre_codes.bytes != 0;
+    for (uint32_t first = 0; first < dims_.tokens; first += kCentreTokens) {
+      if (centred) ReadCentre(first / kCentreTokens);
+      ReadTokens(k, first, std::min(first + kCentreTokens, dims_.tokens), 0, means_);
+    }
+  }
+
+  void ReadValues(const TargetPlane& v) { ReadTokens(v, 0, dims_.tokens, 4, nullptr); }
+
+  uint64_t rounded_words() const { return rounded_words_; }
+
+ private:
+  // Centres have the coding of P8 cells.
+  void ReadCentre(size_t run) {
+    const uint8_t* scales = chunk_.data + chunk_.layout.centre_scales.offset + run * dims_.heads * 2;
+    const uint8_t* codes = chunk_.data + chunk_.layout.centre_codes.offset + run * dims_.heads * dims_.head_dim;
+    ops_.decode(CellsOut{reinterpret_cast<uint8_t*>(means_), static_cast<int64_t>(dims_.head_dim * sizeof(float)),
+                         dims_.heads, dims_.head_dim, DType::kFloat32},
+                Tier::kP8, nullptr, scales, codes);
+  }
+
+  void ReadTokens(const TargetPlane& plane, uint32_t first, uint32_t end, int shift, const float* means) {
+    const bool strided = plane.dim_stride_bytes != static_cast<int64_t>(word_);
+    const size_t cell_words = dims_.head_dim;
+    for (uint32_t t = first; t < end; ++t) {
+      const Tier tier = static_cast<Tier>(chunk_.tier_map()[t] >> shift & 15);
+      CellsOut cells{plane.rows[t], plane.head_stride_bytes, dims_.heads, dims_.head_dim, target_};
+      if (strided) {
+        cells.data = scratch_;
+        cells.head_stride_bytes = static_cast<int64_t>(cell_words * word_);
+      }
+      const uint8_t* codes = cursors_.TakeCodes(tier, dims_.heads, CellBytes(tier, dims_.head_dim, dims_.dtype));
+      if (tier == Tier::kRaw) {
+        ReadRaw(cells, codes);
+      } else {
+        const uint8_t* scales = cursors_.TakeScales(tier, dims_.heads);
+        ops_.decode(cells, tier, IsRotated(tier) ? means : nullptr, scales, codes);
+      }
+      if (strided) Scatter(cells, plane, t);
+    }
+  }
+
+  void ReadRaw(const CellsOut& cells, const uint8_t* words) {
+    const size_t cell_bytes = size_t{dims_.head_dim} * SizeOf(dims_.dtype);
+    if (cells.head_stride_bytes == static_cast<int64_t>(dims_.head_dim * word_)) {
+      rounded_words_ += ConvertWords(words, dims_.dtype, cells.data, target_, size_t{dims_.heads} * dims_.head_dim);
+      return;
+    }
+    for (uint32_t h = 0; h < dims_.heads; ++h) {
+      rounded_words_ += ConvertWords(words + h * cell_bytes, dims_.dtype, cells.data + h * cells.head_stride_bytes,
+                                     target_, dims_.head_dim);
+    }
+  }
+
+  void Scatter(const CellsOut& cells, const TargetPlane& plane, uint32_t token) const {
+    for (uint32_t h = 0; h < dims_.heads; ++h) {
+      const uint8_t* from = cells.data + h * cells.head_stride_bytes;
+      uint8_t* to = plane.rows[token] + h * plane.head_stride_bytes;
+      for (uint32_t d = 0; d < dims_.head_dim; ++d, from += word_, to += plane.dim_stride_bytes) {
+        if (word_ == 2) {
+          std::memcpy(to, from, 2);
+        } else {
+          std::memcpy(to, from, 4);
+        }
+      }
+    }
+  }
+
+  const CellOps& ops_;
+  const ChunkView& chunk_;
+  const ChunkDims& dims_;
+  const DType target_;
+  const size_t word_;
+  float* means_;
+  uint8_t* scratch_;
+  SectionCursors<const uint8_t> cursors_;
+  uint64_t rounded_words_ = 0;
+};
+
+}  // namespace
+
+DecodeResult TableBackend::Decode(const ChunkView& chunk, DType target, const TargetPlane& k, const TargetPlane* v,
+                                  Workspace* workspace) const {
+  const size_t values = size_t{chunk.dims.heads} * chunk.dims.head_dim;
+  uint8_t* scratch = workspace->Reserve(values * sizeof(float) * 2);
+  ChunkReader reader(ops_, chunk, target, reinterpret_cast<float*>(scratch), scratch + values * sizeof(float));
+  reader.ReadKeys(k);
+  if (chunk.dims.has_v) reader.ReadValues(*v);
+  return DecodeResult{reader.rounded_words()};
+}
+
+}  // namespace spectrumkv

@@ -1,0 +1,116 @@
+#include "kernels/format/chunk.h"
+
+#include <algorithm>
+
+namespace spectrumkv {
+namespace {
+
+constexpr uint64_t kSectionAlign = 16;
+
+uint64_t RoundUp(uint64_t bytes) { return (bytes + kSectionAlign - 1) / kSectionAlign * kSectionAlign; }
+
+uint64_t Runs(const ChunkDims& dims) { return (uint64_t{dims.tokens} + kCentreTokens - 1) / kCentreTokens; }
+
+Tier TierOf(int id) { return static_cast<Tier>(id); }
+
+}  // namespace
+
+uint32_t RotationOf(uint32_t head_dim) {
+  const uint32_t lowest_bit = head_dim & (~head_dim + 1);
+  return std::min<uint32_t>(lowest_bit, 256);
+}
+
+size_t CellBytes(Tier tier, uint32_t head_dim, DType dtype) {
+  switch (tier) {
+    case Tier::kRaw: return size_t{head_dim} * SizeOf(dtype);
+    case Tier::kP8:
+    case Tier::kQ8: return head_dim;
+    case Tier::kP4:
+    case Tier::kQ4: return head_dim / 2;
+    case Tier::kQ3: return head_dim / 4 + head_dim / 8;
+    case Tier::kQ2: return head_dim / 4;
+  }
+  return 0;
+}
+
+uint64_t KvBytes(const ChunkDims& dims) {
+  return uint64_t{dims.tokens} * dims.heads * dims.head_dim * SizeOf(dims.dtype) * (dims.has_v ? 2 : 1);
+}
+
+CodeSection CodeSectionOf(Tier tier) {
+  switch (tier) {
+    case Tier::kRaw: return kCodesRaw;
+    case Tier::kQ8: return kCodesQ8;
+    case Tier::kP8: return kCodesP8;
+    case Tier::kP4: return kCodesP4;
+    case Tier::kQ4: return kCodesQ4;
+    case Tier::kQ3: return kCodesQ3;
+    case Tier::kQ2: return kCodesQ2;
+  }
+  return kCodeSections;
+}
+
+ChunkLayout LayoutOf(const ChunkDims& dims, const TierCounts& counts) {
+  ChunkLayout layout;
+  uint64_t at = kHeaderBytes;
+  const auto place = [&at](Section* section, uint64_t bytes) {
+    section->offset = at;
+    section->bytes = bytes;
+    at += RoundUp(bytes);
+  };
+
+  uint64_t rotated_keys = 0, cells8 = 0, cells16 = 0;
+  std::array<uint64_t, kCodeSections> code_bytes{};
+  for (int id = 0; id < kTierCount; ++id) {
+    const Tier tier = TierOf(id);
+    const uint64_t cells = (uint64_t{counts.k[id]} + counts.v[id]) * dims.heads;
+    if (IsRotated(tier)) rotated_keys += counts.k[id];
+    if (HasScale8(tier)) cells8 += cells;
+    if (HasScale16(tier)) cells16 += cells;
+    code_bytes[CodeSectionOf(tier)] = cells * CellBytes(tier, dims.head_dim, dims.dtype);
+  }
+  const uint64_t centres = rotated_keys != 0 ? Runs(dims) * dims.heads : 0;
+
+  place(&layout.tier_map, dims.tokens);
+  place(&layout.centre_scales, centres * 2);
+  place(&layout.centre_codes, centres * dims.head_dim);
+  place(&layout.scales8, cells8);
+  place(&layout.scales16, cells16 * 2);
+  for (int i = 0; i < kCodeSections; ++i) place(&layout.codes[i], code_bytes[i]);
+  layout.chunk_bytes = at;
+  return layout;
+}
+
+uint64_t ChunkBytes(const ChunkDims& dims, const TierCounts& counts) { return LayoutOf(dims, counts).chunk_bytes; }
+
+uint64_t MaxChunkBytes(const ChunkDims& dims) {
+  // No cell of a coded tier, its scale included, is longer than a RAW one (head_dim >= 8). Centres come on top, and
+  // every scale or code section may need padding.
+  const uint64_t centres = Runs(dims) * dims.heads;
+  const uint64_t padding = (2 + kCodeSections) * (kSectionAlign - 1);
+  return kHeaderBytes + RoundUp(dims.tokens) + RoundUp(centres * 2) + RoundUp(centres * dims.head_dim) +
+         RoundUp(KvBytes(dims) + padding);
+}
+
+uint32_t TokensPerChunk(uint32_t heads, uint32_t head_dim, DType dtype, bool has_v) {
+  const uint64_t token_bytes = KvBytes(ChunkDims{1, heads, head_dim, dtype, has_v});
+  const uint64_t fit = token_bytes == 0 ? kMaxChunkTokens : kMaxChunkKvBytes / token_bytes;
+  if (fit >= kCentreTokens) {
+    return static_cast<uint32_t>(std::min<uint64_t>(fit / kCentreTokens * kCentreTokens, kMaxChunkTokens));
+  }
+  uint32_t tokens = 1;
+  while (tokens * 2 <= fit) tokens *= 2;
+  return tokens;
+}
+
+TierCounts CountTiers(const uint8_t* tier_map, uint32_t tokens, bool has_v) {
+  TierCounts counts;
+  for (uint32_t t = 0; t < tokens; ++t) {
+    const int k = tier_map[t] & 15, v = tier_map[t] >> 4;
+    if (k < kTierCount) ++counts.k[k];
+    if (has_v && v < kTierCount) ++counts.v[v];
+  }
+  return counts;
+}
+
+}  // namespace spectrumkv
