@@ -9,12 +9,45 @@ namespace spectrumkv {
 
 enum class MetricType { kCounter, kGauge, kHistogram };
 
+// Index into AllMetrics().
+enum class MetricId {
+  kTransfers,
+  kKvBytes,
+  kWireBytes,
+  kSavedBytes,
+  kExpandedBytes,
+  kOverheadBytes,
+  kChunks,
+  kChunksDuplicate,
+  kChunksResent,
+  kTokens,
+  kErrors,
+  kNonfiniteValues,
+  kCreditStall,
+  kLeasesExpired,
+  kFirstToken,
+  kTransferDuration,
+  kFirstLayerReady,
+  kStageDuration,
+  kTransferBytes,
+  kReconstructionError,
+  kInflightTransfers,
+  kPoolBlocks,
+  kStagingBytes,
+  kCertificateExpiry,
+  kDraining,
+  kBuildInfo,
+  kCodecInfo,
+  kCount  // not a metric
+};
+
 struct MetricLabel {
   std::string name;
-  std::vector<std::string> values;  // closed set; empty: set once at the start (version, backend)
+  std::vector<std::string> values;  // closed set; empty: one value, given at the start (version, revision)
 };
 
 struct MetricSpec {
+  MetricId id = MetricId::kCount;
   std::string name;  // with the prefix spectrumkv_
   MetricType type = MetricType::kCounter;
   std::string help;

@@ -1,5 +1,5 @@
 // What the stages count. Every series exists, at zero, from the start. Thread-safe; counting is a relaxed atomic add on
-// a fixed slot: no lock, no allocation, no lookup. A Metrics object needs no HTTP server: unit tests just make one.
+// a fixed slot: no lock, no allocation. A Metrics object needs no HTTP server: unit tests just make one.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +9,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+
+namespace prometheus {
+class Collectable;
+}
 
 namespace spectrumkv {
 
@@ -35,16 +39,17 @@ class Metrics {
     std::string revision;
     std::string backend;  // of the codec: scalar, avx2, avx512, cuda
   };
-  explicit Metrics(const BuildInfo& info = {"unknown", "unknown", "unknown"});
+  Metrics() : Metrics(BuildInfo{"unknown", "unknown", "unknown"}) {}
+  explicit Metrics(const BuildInfo& info);
   ~Metrics();
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
-  // Transfers. kv, wire and saved bytes of a role are those of committed transfers for `saved`, of every chunk as it
-  // passes for the others. AddSavedBytes takes both totals of the transfer: what wire is below kv is saved, what it is
-  // above is expanded.
+  // Once for each transfer that becomes terminal.
   void CountTransfer(MetricRole role, MetricOutcome outcome, double duration_seconds, uint64_t wire_bytes);
+  // Every chunk as it passes, resends too: wire_bytes is header and body.
   void CountChunk(MetricRole role, uint64_t kv_bytes, uint64_t wire_bytes);
+  // The totals of a transfer, after its commit: wire below kv is saved, wire above kv is expanded.
   void AddSavedBytes(MetricRole role, uint64_t kv_bytes, uint64_t wire_bytes);
   void AddOverheadBytes(uint64_t bytes);
   void CountChunkDuplicate();
@@ -83,6 +88,9 @@ class MetricsExposer {
   virtual int port() const = 0;
   // `address` is host:port. Unavailable, reason METRICS_LISTEN, if it cannot listen there. `metrics` may die first.
   static absl::StatusOr<std::unique_ptr<MetricsExposer>> Start(const std::string& address, const Metrics& metrics);
+
+ protected:
+  static std::shared_ptr<prometheus::Collectable> CollectableOf(const Metrics& metrics);
 };
 
 // "sender", "committed", "encode", "Q4", ...: the label values.

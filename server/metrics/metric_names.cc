@@ -1,0 +1,189 @@
+#include "server/metrics/metric_names.h"
+
+#include <utility>
+
+#include "server/metrics/metrics.h"
+
+namespace spectrumkv {
+namespace {
+
+constexpr int kErrorCodes = 16;  // canonical codes 1..16; 0 is OK
+
+// All values of an enum that counts from 0, as label values.
+template <typename Enum>
+MetricLabel LabelOf(const std::string& name, int count) {
+  MetricLabel label{name, {}};
+  for (int i = 0; i < count; ++i) label.values.emplace_back(MetricLabelOf(static_cast<Enum>(i)));
+  return label;
+}
+
+MetricLabel Role() { return LabelOf<MetricRole>("role", kMetricRoles); }
+MetricLabel Outcome() { return LabelOf<MetricOutcome>("outcome", kMetricOutcomes); }
+MetricLabel Stage() { return LabelOf<MetricStage>("stage", kMetricStages); }
+MetricLabel TierLabel() { return LabelOf<MetricTier>("tier", kMetricTiers); }
+MetricLabel Code() {
+  MetricLabel label{"code", {}};
+  for (int code = 1; code <= kErrorCodes; ++code) {
+    label.values.emplace_back(MetricLabelOf(static_cast<absl::StatusCode>(code)));
+  }
+  return label;
+}
+MetricLabel Backend() { return {"backend", {"scalar", "avx2", "avx512", "cuda"}}; }
+
+// The edges vLLM uses, so that the two can be laid over each other.
+std::vector<double> FirstTokenEdges() {
+  return {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560};
+}
+std::vector<double> TransferEdges() {
+  return {.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600};
+}
+std::vector<double> StageEdges() {
+  return {.00001, .000025, .00005, .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30};
+}
+std::vector<double> ByteEdges() {  // 64 KiB to 64 GiB
+  std::vector<double> edges;
+  for (double edge = 65536; edge <= 68719476736.0; edge *= 4) edges.push_back(edge);
+  return edges;
+}
+std::vector<double> ErrorEdges() { return {.001, .0025, .005, .01, .025, .05, .075, .1, .15, .2, .3, .5, 1}; }
+
+std::vector<MetricSpec> MakeCounters() {
+  const MetricType counter = MetricType::kCounter;
+  return {
+      {MetricId::kTransfers, "spectrumkv_transfers_total", counter, "Transfers that ended, by role and outcome.",
+       {Role(), Outcome()}, {}},
+      {MetricId::kKvBytes, "spectrumkv_kv_bytes_total", counter, "Raw KV bytes of the chunks sent or received.",
+       {Role()}, {}},
+      {MetricId::kWireBytes, "spectrumkv_wire_bytes_total", counter,
+       "Bytes of the chunks sent or received, headers included, resends included.", {Role()}, {}},
+      {MetricId::kSavedBytes, "spectrumkv_saved_bytes_total", counter,
+       "Raw KV bytes less wire bytes of committed transfers, where that is above 0.", {Role()}, {}},
+      {MetricId::kExpandedBytes, "spectrumkv_expanded_bytes_total", counter,
+       "Wire bytes above raw KV bytes of committed transfers, where that is above 0.", {}, {}},
+      {MetricId::kOverheadBytes, "spectrumkv_overhead_bytes_total", counter,
+       "Bytes of the frames between daemons that are no chunks.", {}, {}},
+      {MetricId::kChunks, "spectrumkv_chunks_total", counter, "Chunks sent or received.", {Role()}, {}},
+      {MetricId::kChunksDuplicate, "spectrumkv_chunks_duplicate_total", counter,
+       "Chunks that came a second time and were dropped.", {}, {}},
+      {MetricId::kChunksResent, "spectrumkv_chunks_resent_total", counter,
+       "Chunks sent again after a stream was lost.", {}, {}},
+      {MetricId::kTokens, "spectrumkv_tokens_total", counter,
+       "Token planes (K or V of one token in one layer) sent or received, by tier.", {Role(), TierLabel()}, {}},
+      {MetricId::kErrors, "spectrumkv_errors_total", counter, "Failures that were handled, by stage and status code.",
+       {Stage(), Code()}, {}},
+      {MetricId::kNonfiniteValues, "spectrumkv_nonfinite_values_total", counter,
+       "NaN and infinite values found in sources; their tokens travel raw.", {}, {}},
+      {MetricId::kCreditStall, "spectrumkv_credit_stall_seconds_total", counter,
+       "Time senders had chunks ready and waited for room at the receiver.", {}, {}},
+      {MetricId::kLeasesExpired, "spectrumkv_leases_expired_total", counter,
+       "Leases that their owner did not renew in time.", {LabelOf<MetricLease>("kind", kMetricLeases)}, {}},
+  };
+}
+
+std::vector<MetricSpec> MakeHistograms() {
+  const MetricType histogram = MetricType::kHistogram;
+  return {
+      {MetricId::kFirstToken, "spectrumkv_time_to_first_token_seconds", histogram,
+       "Time to first token as decode workers reported it.", {}, FirstTokenEdges()},
+      {MetricId::kTransferDuration, "spectrumkv_transfer_duration_seconds", histogram,
+       "From the request to the terminal state.", {Role(), Outcome()}, TransferEdges()},
+      {MetricId::kFirstLayerReady, "spectrumkv_first_layer_ready_seconds", histogram,
+       "From the request to the first complete layer at the receiver.", {}, TransferEdges()},
+      {MetricId::kStageDuration, "spectrumkv_stage_duration_seconds", histogram,
+       "Time one step of a stage took: a chunk, or a whole plan or commit.", {Stage()}, StageEdges()},
+      {MetricId::kTransferBytes, "spectrumkv_transfer_bytes", histogram, "Wire bytes of one transfer.", {Role()},
+       ByteEdges()},
+      {MetricId::kReconstructionError, "spectrumkv_reconstruction_error_ratio", histogram,
+       "Root mean square error of decoded values over that of the originals, sampled.", {TierLabel()}, ErrorEdges()},
+  };
+}
+
+std::vector<MetricSpec> MakeGauges() {
+  const MetricType gauge = MetricType::kGauge;
+  return {
+      {MetricId::kInflightTransfers, "spectrumkv_inflight_transfers", gauge, "Transfers that are not terminal.", {}, {}},
+      {MetricId::kPoolBlocks, "spectrumkv_pool_blocks", gauge, "Blocks of all registered pools, by use.",
+       {LabelOf<MetricBlocks>("state", kMetricBlocks)}, {}},
+      {MetricId::kStagingBytes, "spectrumkv_staging_bytes", gauge, "Bytes of staging slots, by partition and use.",
+       {LabelOf<MetricStaging>("state", kMetricStagings)}, {}},
+      {MetricId::kCertificateExpiry, "spectrumkv_certificate_expiry_timestamp_seconds", gauge,
+       "When this daemon's certificate expires, seconds since 1970; 0 without one.", {}, {}},
+      {MetricId::kDraining, "spectrumkv_draining", gauge, "1 while the daemon takes no new work.", {}, {}},
+      {MetricId::kBuildInfo, "spectrumkv_build_info", gauge, "Always 1; what runs is in the labels.",
+       {{"version", {}}, {"revision", {}}}, {}},
+      {MetricId::kCodecInfo, "spectrumkv_codec_info", gauge, "1 for the codec backend in use, 0 for the others.",
+       {Backend()}, {}},
+  };
+}
+
+const char* Pick(const char* const* names, int count, int index) { return index >= 0 && index < count ? names[index] : ""; }
+
+}  // namespace
+
+const std::vector<MetricSpec>& AllMetrics() {
+  static const auto* const metrics = [] {
+    auto* all = new std::vector<MetricSpec>;
+    for (auto make : {MakeCounters, MakeHistograms, MakeGauges}) {
+      for (MetricSpec& spec : make()) all->push_back(std::move(spec));
+    }
+    return all;
+  }();
+  return *metrics;
+}
+
+const char* MetricTypeName(MetricType type) {
+  static constexpr const char* kNames[] = {"counter", "gauge", "histogram"};
+  return Pick(kNames, 3, static_cast<int>(type));
+}
+
+const char* MetricLabelOf(MetricRole role) {
+  static constexpr const char* kNames[] = {"sender", "receiver"};
+  return Pick(kNames, kMetricRoles, static_cast<int>(role));
+}
+const char* MetricLabelOf(MetricOutcome outcome) {
+  static constexpr const char* kNames[] = {"committed", "failed", "cancelled", "expired"};
+  return Pick(kNames, kMetricOutcomes, static_cast<int>(outcome));
+}
+const char* MetricLabelOf(MetricStage stage) {
+  static constexpr const char* kNames[] = {"queue", "scan", "plan", "encode", "send", "receive", "decode", "commit"};
+  return Pick(kNames, kMetricStages, static_cast<int>(stage));
+}
+const char* MetricLabelOf(MetricTier tier) {
+  static constexpr const char* kNames[] = {"RAW", "P8", "Q4", "Q3", "Q2", "P4", "Q8"};
+  return Pick(kNames, kMetricTiers, static_cast<int>(tier));
+}
+const char* MetricLabelOf(MetricLease kind) {
+  static constexpr const char* kNames[] = {"pool", "source", "destination"};
+  return Pick(kNames, kMetricLeases, static_cast<int>(kind));
+}
+const char* MetricLabelOf(MetricBlocks state) {
+  static constexpr const char* kNames[] = {"free", "sending", "receiving"};
+  return Pick(kNames, kMetricBlocks, static_cast<int>(state));
+}
+const char* MetricLabelOf(MetricStaging state) {
+  static constexpr const char* kNames[] = {"send_used", "send_free", "receive_used", "receive_free"};
+  return Pick(kNames, kMetricStagings, static_cast<int>(state));
+}
+const char* MetricLabelOf(absl::StatusCode code) {
+  static constexpr const char* kNames[] = {"",
+                                           "cancelled",
+                                           "unknown",
+                                           "invalid_argument",
+                                           "deadline_exceeded",
+                                           "not_found",
+                                           "already_exists",
+                                           "permission_denied",
+                                           "resource_exhausted",
+                                           "failed_precondition",
+                                           "aborted",
+                                           "out_of_range",
+                                           "unimplemented",
+                                           "internal",
+                                           "unavailable",
+                                           "data_loss",
+                                           "unauthenticated"};
+  const int index = static_cast<int>(code);
+  return index >= 0 && index <= kErrorCodes ? kNames[index] : "unknown";
+}
+
+}  // namespace spectrumkv
