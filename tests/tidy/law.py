@@ -66,5 +66,5 @@ THIRD_PARTIES = {
 
 # CMake targets that are no folder of ours and that anyone may link.
 FREE_TARGETS = {"spectrumkv_flags", "Threads::Threads"}
-# Libraries that live in a folder of another name.
-TARGET_FOLDERS = {"spectrumkv_client": "client/cpp", "spectrumkv_version": "cmake", "spectrumkv_ctl": "client/ctl"}
+# Libraries that are not named spectrumkv_<last part of their folder>.
+TARGET_NAMES = {"client/cpp": "spectrumkv_client", "cmake": "spectrumkv_version", "server": "spectrumkvd"}

@@ -67,9 +67,15 @@ class TidyTest(unittest.TestCase):
         code = {"server/pool/a.cc": "", "server/pool/CMakeLists.txt": ""}
         cases = {
             "no library": ("", "found: none"),
-            "two libraries": ("spectrumkv_library(spectrumkv_pool SOURCES a.cc)\n"
-                              "spectrumkv_library(spectrumkv_pool2 SOURCES a.cc)", "one spectrumkv_library"),
-            "another name": ("spectrumkv_library(spectrumkv_stream SOURCES a.cc)", "one spectrumkv_library"),
+            "twice": ("spectrumkv_library(spectrumkv_pool SOURCES a.cc)\n"
+                      "spectrumkv_library(spectrumkv_pool SOURCES b.cc)", "spectrumkv_library(spectrumkv_pool ...)"),
+            "another name": ("spectrumkv_library(spectrumkv_pool2 SOURCES a.cc)", "found: spectrumkv_pool2"),
+            "another folder's": ("spectrumkv_library(spectrumkv_pool SOURCES a.cc)\n"
+                                 "spectrumkv_library(spectrumkv_stream SOURCES a.cc)", "belongs to server/stream"),
+            "unknown": ("spectrumkv_library(spectrumkv_pool SOURCES a.cc PRIVATE spectrumkv_x)", "no library of a folder"),
+            "a part that links up": ("spectrumkv_library(spectrumkv_pool SOURCES a.cc)\n"
+                                     "spectrumkv_library(spectrumkv_x SOURCES b.cc PUBLIC spectrumkv_scan)",
+                                     "must not link spectrumkv_scan"),
             "links up": ("spectrumkv_library(spectrumkv_pool SOURCES a.cc\n  PRIVATE spectrumkv_transfer)",
                          "must not link spectrumkv_transfer"),
             "links gRPC": ("spectrumkv_library(spectrumkv_pool SOURCES a.cc PUBLIC gRPC::grpc++)", "(grpc)"),
@@ -79,7 +85,8 @@ class TidyTest(unittest.TestCase):
         for title, (text, words) in cases.items():
             with self.subTest(title):
                 self.assert_one(check_link_law, {**code, "server/pool/CMakeLists.txt": text}, words)
-        good = "# spectrumkv_library(x)\nspectrumkv_library(spectrumkv_pool SOURCES a.cc PUBLIC spectrumkv_memory)"
+        good = "# spectrumkv_library(x)\nspectrumkv_library(spectrumkv_pool SOURCES a.cc PUBLIC spectrumkv_memory "
+        good += "PRIVATE spectrumkv_pool_x)\nspectrumkv_library(spectrumkv_pool_x SOURCES b.cc PRIVATE absl::status)"
         self.assertEqual(self.problems(check_link_law, {**code, "server/pool/CMakeLists.txt": good}), [])
         self.assert_one(check_link_law, {"server/pool/a.cc": ""}, "no CMakeLists.txt")
 

@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Prints what CTest runs did, from their JUnit files: times by label, what was skipped and why, what failed."""
+
+import os
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
+
+SKIP_LINE = re.compile(r"^\s*(?:\S+:\d+: )?(?:unittest\.case\.SkipTest: )?SKIPPED: (.*\S)", re.M)
+
+
+def read(path):
+    """[(run, name, status, seconds, labels, reasons for skips)] of one file."""
+    run = os.path.splitext(os.path.basename(path))[0]
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        labels = [p.get("value", "") for p in case.iter("property") if p.get("name") == "cmake_labels"]
+        output = case.findtext("system-out") or ""
+        reasons = list(dict.fromkeys(SKIP_LINE.findall(output)))
+        status = case.get("status", "run")
+        if status == "notrun" and not reasons:
+            reasons = ["not run"]
+        yield run, case.get("name"), status, float(case.get("time") or 0), ";".join(labels).split(";"), reasons
+
+
+def print_labels(cases):
+    totals = defaultdict(lambda: [0, 0.0])
+    for run, _, _, seconds, labels, _ in cases:
+        for label in labels:
+            totals[run, label or "(no label)"][0] += 1
+            totals[run, label or "(no label)"][1] += seconds
+    print(f"{'run':<14}{'label':<16}{'tests':>6}{'seconds':>10}")
+    for (run, label), (count, seconds) in sorted(totals.items()):
+        print(f"{run:<14}{label:<16}{count:>6}{seconds:>10.1f}")
+
+
+def main():
+    cases = [case for path in sys.argv[1:] for case in read(path)]
+    failed = [case for case in cases if case[2] == "fail"]
+    not_run = [case for case in cases if case[2] in ("notrun", "disabled")]
+    print_labels(cases)
+    for run, name, _, _, _, reasons in cases:
+        for reason in reasons:
+            print(f"SKIPPED: {name} ({run}): {reason}")
+    for run, name, _, seconds, _, _ in failed:
+        print(f"FAILED: {name} ({run}, {seconds:.1f} s)")
+    ran = len(cases) - len(not_run)
+    percent = 100 * (ran - len(failed)) // ran if ran else 100
+    print(f"\n{percent}% tests passed, {len(failed)} tests failed out of {ran}; {len(not_run)} skipped")
+    if not cases:
+        print("SKIPPED: no test has this label in this build")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
