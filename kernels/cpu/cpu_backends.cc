@@ -9,9 +9,28 @@ const Backend* ScalarBackend() {
   return &backend;
 }
 
-const Backend* Avx2Backend() { return ScalarBackend(); }
-const Backend* Avx512Backend() { return ScalarBackend(); }
+const Backend* Avx2Backend() {
+  static const CellOps ops = [] {
+    CellOps named = ScalarCellOps();
+    named.name = "avx2";
+    return named;
+  }();
+  static const TableBackend backend(ops, false);
+  return &backend;
+}
 
-void AddCpuBackends(BackendRegistry* registry) { registry->Add(ScalarBackend()); }
+const Backend* Avx512Backend() {
+  static const CellOps ops = [] {
+    CellOps named = ScalarCellOps();
+    named.name = "avx512";
+    return named;
+  }();
+  static const TableBackend backend(ops, false);
+  return &backend;
+}
+
+void AddCpuBackends(BackendRegistry* registry) {
+  for (const Backend* backend : {ScalarBackend(), Avx2Backend(), Avx512Backend()}) registry->Add(backend);
+}
 
 }  // namespace spectrumkv

@@ -1,0 +1,62 @@
+"""Prints the checksums embedded in kernels/codec/self_test.cc, computed by reference.py: python3 tests/golden/self_test.py"""
+import numpy as np
+import reference as R
+
+f32 = np.float32
+T, H = 67, 2
+
+
+def words(dtype, d):
+    n, x, out = 2 * T * H * d, 2026, []
+    for _ in range(n):
+        x = (x * 1664525 + 1013904223) & 0xFFFFFFFF
+        r = x >> 8
+        sign, step = r >> 23 & 1, (r >> 20 & 7) % 6
+        if dtype == R.F16:
+            out.append(sign << 15 | (12 + step) << 10 | r & 0x3FF)
+        elif dtype == R.BF16:
+            out.append(sign << 15 | (124 + step) << 7 | r & 0x7F)
+        else:
+            out.append(sign << 31 | (124 + step) << 23 | (r & 0xFFFFF) << 3)
+    out = np.array(out, np.uint32 if dtype == R.F32 else np.uint16).reshape(2, T, H, d)
+    if dtype == R.F32:
+        out[0, 9, 1, 3] = 0x7FC00001      # escapes: NaN; above 1024; above 65504
+        out[1, 11, 0, 5] = 0x44800001
+        out[1, 5, 1, 7] = 0xC7800000
+    return out
+
+
+def energy(x):
+    """Order and quantising of kernels/codec/scan_math.h."""
+    lanes = np.zeros(64, f32)
+    for head in x:
+        for d, value in enumerate(head):
+            lanes[d % 64] = lanes[d % 64] + value * value
+    width = 32
+    while width:
+        lanes[:width] = lanes[:width] + lanes[width:2 * width]
+        width //= 2
+    return lanes[0]
+
+
+def scan(plane, dtype):
+    out = bytearray()
+    for token in R.widen(plane.reshape(-1), dtype).reshape(plane.shape):
+        if not np.isfinite(token).all():
+            out += bytes([3, 255])
+            continue
+        top = np.abs(token).max()
+        s = energy(token)
+        q = 0 if s == 0 else int(np.clip(128 + np.round(4 * np.log2(np.float64(s))), 1, 255))
+        out += bytes([2 if top > 65504 else 1 if top > 1024 else 0, q])
+    return bytes(out)
+
+
+for dtype, d in ((R.F16, 128), (R.BF16, 64), (R.F32, 80)):
+    with np.errstate(invalid="ignore", over="ignore"):
+        k, v = words(dtype, d)
+        tiers = np.arange(T)
+        chunk = R.encode(k, v, tiers % 7, tiers // 7 % 7, dtype, fence=0x5EC7, chunk_index=3, group=1, layer=2, token_first=64, head_first=4)
+        _, dk, dv, _, _ = R.decode(chunk)
+        print(f"    {{{d}, DType({dtype}), {len(chunk)}, 0x{R.crc32c(chunk[64:]):08X}, 0x{R.crc32c(dk.tobytes() + dv.tobytes()):08X}, "
+              f"0x{R.crc32c(scan(k, dtype) + scan(v, dtype)):08X}}},")
