@@ -1,0 +1,205 @@
+#include "server/stream/grpc_transport.h"
+
+#include <list>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "server/base/log.h"
+#include "server/base/status.h"
+#include "server/stream/status_codec.h"
+#include "server/stream/stream_core.h"
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/support/channel_arguments.h>
+
+namespace spectrumkv {
+namespace {
+
+constexpr char kControlMethod[] = "/spectrumkv.v1.PeerService/Control";
+constexpr char kDataMethod[] = "/spectrumkv.v1.PeerService/Data";
+constexpr int64_t kControlConnection = -1;
+constexpr int64_t kShutdownTimeoutMs = 10'000;
+
+// The call of one dialled stream. Deletes itself in OnDone.
+class DialReactor final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>, public Wire {
+ public:
+  using OnEnd = std::function<void(const grpc::Status&)>;
+  DialReactor(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<StreamCore> core, OnEnd on_end)
+      : stub_(std::move(channel)), core_(std::move(core)), on_end_(std::move(on_end)) {}
+
+  void Start(const char* method) {
+    stub_.PrepareBidiStreamingCall(&context_, method, {}, this);
+    AddHold();  // for writes from outside reactions, until End
+    StartRead(&read_message_);
+    core_->Attach(this);
+    StartCall();  // `this` may be gone afterwards
+  }
+
+  void Write(const grpc::ByteBuffer* message) override { StartWrite(message); }
+  void End(const absl::Status&, bool lost) override {
+    if (!lost) StartWritesDone();
+    RemoveHold();
+  }
+  void Cancel() override { context_.TryCancel(); }
+
+  void OnReadInitialMetadataDone(bool ok) override {
+    if (ok) core_->Connected();
+  }
+  void OnReadDone(bool ok) override {
+    if (core_->Read(ok, false, &read_message_)) StartRead(&read_message_);
+  }
+  void OnWriteDone(bool ok) override { core_->Written(ok); }
+  void OnDone(const grpc::Status& status) override {
+    on_end_(status);
+    core_->Finished(FromGrpcStatus(status));
+    delete this;
+  }
+
+ private:
+  grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub_;
+  grpc::ClientContext context_;
+  grpc::ByteBuffer read_message_;
+  std::shared_ptr<StreamCore> core_;
+  OnEnd on_end_;
+};
+
+grpc::ChannelArguments ChannelArgs(const GrpcTransportOptions& options) {
+  grpc::ChannelArguments args;
+  args.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
+  args.SetMaxSendMessageSize(static_cast<int>(options.max_message_bytes));
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // else equal channels share one connection
+  args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);             // a retry would keep chunks and send them twice
+  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  args.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  args.SetInt(GRPC_ARG_CLIENT_IDLE_TIMEOUT_MS, 60'000);
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, static_cast<int>(options.connect_timeout_ms));
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  if (options.security.mode == PeerSecurity::Mode::kMtls) {
+    args.SetSslTargetNameOverride(options.security.expected_identity);
+  }
+  return args;
+}
+
+StreamLimits LimitsOf(const GrpcTransportOptions& options) {
+  StreamLimits limits;
+  limits.connect_timeout_ms = options.connect_timeout_ms;
+  limits.max_message_bytes = options.max_message_bytes;
+  return limits;
+}
+
+}  // namespace
+
+class GrpcTransport::Impl {
+ public:
+  Impl(const GrpcTransportOptions& options, std::shared_ptr<grpc::ChannelCredentials> credentials)
+      : max_connections_(options.max_connections), args_(ChannelArgs(options)), credentials_(std::move(credentials)),
+        env_(LimitsOf(options)) {}
+
+  StreamEnv& env() { return env_; }
+
+  void Dial(const std::string& peer, int64_t connection, const char* method, const std::shared_ptr<StreamCore>& core) {
+    const Key key(peer, connection);
+    std::shared_ptr<grpc::Channel> channel = Connection(key);
+    auto* reactor = new DialReactor(channel, core, [this, key, channel](const grpc::Status& status) {
+      // A connection that failed is in back-off; the next dial shall try at once.
+      if (status.error_code() == grpc::StatusCode::UNAVAILABLE) Forget(key, channel);
+    });
+    reactor->Start(method);
+  }
+
+  bool Shutdown() {
+    env_.Stop(MakeError(absl::StatusCode::kUnavailable, "SHUTTING_DOWN", "this endpoint is shutting down"));
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      connections_.clear();
+      recent_.clear();
+    }
+    return env_.WaitIdle(kShutdownTimeoutMs);
+  }
+
+ private:
+  using Key = std::pair<std::string, int64_t>;
+  struct Entry {
+    std::shared_ptr<grpc::Channel> channel;
+    std::list<Key>::iterator recent;
+  };
+
+  // A connection that is dropped here lives on until its streams have ended.
+  std::shared_ptr<grpc::Channel> Connection(const Key& key) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = connections_.find(key);
+    if (found != connections_.end()) {
+      recent_.splice(recent_.begin(), recent_, found->second.recent);
+      return found->second.channel;
+    }
+    while (!recent_.empty() && connections_.size() >= max_connections_) {
+      connections_.erase(recent_.back());
+      recent_.pop_back();
+    }
+    auto channel = grpc::CreateCustomChannel(key.first, credentials_, args_);
+    recent_.push_front(key);
+    connections_[key] = Entry{channel, recent_.begin()};
+    return channel;
+  }
+
+  void Forget(const Key& key, const std::shared_ptr<grpc::Channel>& channel) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = connections_.find(key);
+    if (found == connections_.end() || found->second.channel != channel) return;
+    recent_.erase(found->second.recent);
+    connections_.erase(found);
+  }
+
+  const size_t max_connections_;
+  const grpc::ChannelArguments args_;
+  const std::shared_ptr<grpc::ChannelCredentials> credentials_;
+  std::mutex mutex_;
+  std::map<Key, Entry> connections_;
+  std::list<Key> recent_;
+  StreamEnv env_;
+};
+
+GrpcTransport::GrpcTransport(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+absl::StatusOr<std::unique_ptr<GrpcTransport>> GrpcTransport::Create(const GrpcTransportOptions& options) {
+  auto credentials = PeerChannelCredentials(options.security);
+  if (!credentials.ok()) return credentials.status();
+  return std::unique_ptr<GrpcTransport>(new GrpcTransport(std::make_unique<Impl>(options, *std::move(credentials))));
+}
+
+GrpcTransport::~GrpcTransport() {
+  if (impl_->Shutdown()) return;
+  // Memory that gRPC may still touch is better lost than freed.
+  SPECTRUMKV_LOG(kError, "stream", "streams did not end; their memory is given up");
+  (void)impl_.release();
+}
+
+std::shared_ptr<ControlStream> GrpcTransport::OpenControl(const std::string& peer_address,
+                                                          std::shared_ptr<ControlListener> listener) {
+  auto core = std::make_shared<ControlCore>(&impl_->env(), StreamCore::Side::kDialler, peer_address);
+  core->SetListener(std::move(listener));
+  if (core->Register()) impl_->Dial(peer_address, kControlConnection, kControlMethod, core);
+  return core;
+}
+
+std::shared_ptr<DataStream> GrpcTransport::OpenData(const std::string& peer_address, const DataOpenFrame& open,
+                                                    std::shared_ptr<DataListener> listener) {
+  auto core = std::make_shared<DataCore>(&impl_->env(), StreamCore::Side::kDialler, peer_address, nullptr);
+  core->SetListener(std::move(listener));
+  if (core->Register()) {
+    core->SendOpen(open);
+    impl_->Dial(peer_address, open.stream, kDataMethod, core);
+  }
+  return core;
+}
+
+void GrpcTransport::Shutdown() { impl_->Shutdown(); }
+
+}  // namespace spectrumkv

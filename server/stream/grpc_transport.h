@@ -1,0 +1,48 @@
+// Dials peers over gRPC. Each (peer, stream index) has its own TCP connection, the control stream another; connections
+// are kept for a while and reused. OnClosed, OnFrame and OnChunk are not called after Shutdown (or the destructor)
+// has returned. `done` and OnClosed may come before Open* has returned.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/stream/peer_security.h"
+#include "server/stream/transport.h"
+
+namespace spectrumkv {
+
+struct GrpcTransportOptions {
+  PeerSecurity security;
+  int64_t connect_timeout_ms = 3000;
+  // A larger message from a peer closes its stream (RESOURCE_EXHAUSTED MESSAGE_TOO_LARGE).
+  size_t max_message_bytes = size_t{16} << 20;
+  // Connections kept, over all peers; the least recently used go first.
+  size_t max_connections = 64;
+};
+
+class GrpcTransport final : public Transport {
+ public:
+  // Fails only where the security's files do (peer_security.h).
+  static absl::StatusOr<std::unique_ptr<GrpcTransport>> Create(const GrpcTransportOptions& options);
+  ~GrpcTransport() override;
+
+  std::shared_ptr<ControlStream> OpenControl(const std::string& peer_address,
+                                             std::shared_ptr<ControlListener> listener) override;
+  std::shared_ptr<DataStream> OpenData(const std::string& peer_address, const DataOpenFrame& open,
+                                       std::shared_ptr<DataListener> listener) override;
+
+  // Breaks off all streams and waits until their OnClosed and all `done` have come: at most about ten seconds, usually
+  // milliseconds. Idempotent. Streams opened later are closed at once (UNAVAILABLE SHUTTING_DOWN, inside Open*). Must
+  // not be called from a callback.
+  void Shutdown();
+
+ private:
+  class Impl;
+  explicit GrpcTransport(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace spectrumkv

@@ -1,0 +1,30 @@
+// How daemons prove who they are to each other.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace grpc {
+class ChannelCredentials;
+class ServerCredentials;
+}  // namespace grpc
+
+namespace spectrumkv {
+
+struct PeerSecurity {
+  enum class Mode { kPlain, kMtls };
+  Mode mode = Mode::kPlain;
+  // PEM files; read once, when an endpoint starts.
+  std::string cert_file, key_file, ca_file;
+  // Peers are dialled by IP, so their certificates are checked for this name instead, on both sides: it must be among
+  // the subject alternative names (or be the common name, where there are none).
+  std::string expected_identity = "spectrumkv";
+};
+
+// FAILED_PRECONDITION TLS_FILE_UNREADABLE names the file; INVALID_ARGUMENT TLS_FILE_INVALID where it is no PEM.
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> PeerChannelCredentials(const PeerSecurity& security);
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> PeerServerCredentials(const PeerSecurity& security);
+
+}  // namespace spectrumkv

@@ -1,0 +1,199 @@
+#include "server/stream/peer_server.h"
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "server/base/log.h"
+#include "server/base/status.h"
+#include "server/stream/status_codec.h"
+#include "server/stream/stream_core.h"
+#include "spectrumkv/v1/peer_service.grpc.pb.h"
+#include <grpcpp/impl/server_builder_option.h>
+#include <grpcpp/impl/server_builder_plugin.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+
+namespace spectrumkv {
+namespace {
+
+constexpr int64_t kShutdownTimeoutMs = 8000;
+
+using RawReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
+
+// The call of one accepted stream. Deletes itself in OnDone.
+class AcceptReactor final : public RawReactor, public Wire {
+ public:
+  AcceptReactor(grpc::CallbackServerContext* context, std::shared_ptr<StreamCore> core)
+      : context_(context), core_(std::move(core)) {}
+
+  void Start() {
+    StartSendInitialMetadata();  // tells the dialler that somebody answered
+    StartRead(&read_message_);
+    core_->Attach(this);
+  }
+
+  void Write(const grpc::ByteBuffer* message) override { StartWrite(message); }
+  void End(const absl::Status& status, bool) override { Finish(ToGrpcStatus(status)); }
+  void Cancel() override { context_->TryCancel(); }
+
+  void OnReadDone(bool ok) override {
+    if (core_->Read(ok, context_->IsCancelled(), &read_message_)) StartRead(&read_message_);
+  }
+  void OnWriteDone(bool ok) override { core_->Written(ok); }
+  void OnCancel() override { core_->Cancelled(); }
+  void OnDone() override {
+    core_->Finished(context_->IsCancelled() ? absl::CancelledError("the peer broke off") : absl::OkStatus());
+    delete this;
+  }
+
+ private:
+  grpc::CallbackServerContext* const context_;
+  grpc::ByteBuffer read_message_;
+  std::shared_ptr<StreamCore> core_;
+};
+
+// A call that is refused before it has a stream.
+class RefusingReactor final : public RawReactor {
+ public:
+  explicit RefusingReactor(const absl::Status& status) { Finish(ToGrpcStatus(status)); }
+  void OnDone() override { delete this; }
+};
+
+class PeerServiceImpl final
+    : public v1::PeerService::WithRawCallbackMethod_Control<v1::PeerService::WithRawCallbackMethod_Data<v1::PeerService::Service>> {
+ public:
+  PeerServiceImpl(StreamEnv* env, PeerAcceptor* acceptor, const PeerSecurity& security)
+      : env_(env), acceptor_(acceptor), security_(security) {}
+
+  RawReactor* Control(grpc::CallbackServerContext* context) override {
+    const absl::Status identity = CheckIdentity(*context);
+    if (!identity.ok()) return new RefusingReactor(identity);
+    auto core = std::make_shared<ControlCore>(env_, StreamCore::Side::kAcceptor, context->peer());
+    if (!core->Register()) return new RefusingReactor(Draining());
+    auto* reactor = new AcceptReactor(context, core);
+    std::shared_ptr<ControlListener> listener = acceptor_->OnControl(core);
+    if (listener == nullptr) {
+      core->CloseWith(Draining());
+    } else {
+      core->SetListener(std::move(listener));
+    }
+    reactor->Start();
+    return reactor;
+  }
+
+  RawReactor* Data(grpc::CallbackServerContext* context) override {
+    const absl::Status identity = CheckIdentity(*context);
+    if (!identity.ok()) return new RefusingReactor(identity);
+    auto core = std::make_shared<DataCore>(env_, StreamCore::Side::kAcceptor, context->peer(), acceptor_);
+    if (!core->Register()) return new RefusingReactor(Draining());
+    core->ExpectOpen();
+    auto* reactor = new AcceptReactor(context, core);
+    reactor->Start();
+    return reactor;
+  }
+
+ private:
+  static absl::Status Draining() {
+    return MakeError(absl::StatusCode::kUnavailable, "DRAINING", "this daemon takes no new streams", {}, 1000);
+  }
+
+  // TLS has checked that our CA signed the certificate; this checks for whom.
+  absl::Status CheckIdentity(const grpc::CallbackServerContext& context) const {
+    if (security_.mode == PeerSecurity::Mode::kPlain) return absl::OkStatus();
+    const auto auth = context.auth_context();
+    if (auth != nullptr && auth->IsPeerAuthenticated()) {
+      for (const grpc::string_ref& name : auth->GetPeerIdentity()) {
+        if (std::string(name.data(), name.size()) == security_.expected_identity) return absl::OkStatus();
+      }
+    }
+    return MakeError(absl::StatusCode::kPermissionDenied, "PEER_IDENTITY",
+                     "the peer's certificate is not for " + security_.expected_identity,
+                     {{"expected", security_.expected_identity}});
+  }
+
+  StreamEnv* const env_;
+  PeerAcceptor* const acceptor_;
+  const PeerSecurity security_;
+};
+
+// Libraries that are linked in (reflection) register themselves with every server; this one serves its service alone.
+class NoPlugins final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override { plugins->clear(); }
+};
+
+StreamLimits LimitsOf(const PeerServerOptions& options) {
+  StreamLimits limits;
+  limits.open_timeout_ms = options.open_timeout_ms;
+  limits.max_message_bytes = options.max_message_bytes;
+  return limits;
+}
+
+void SetArguments(const PeerServerOptions& options, grpc::ServerBuilder* builder) {
+  builder->SetOption(std::make_unique<NoPlugins>());
+  builder->SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
+  builder->SetMaxSendMessageSize(static_cast<int>(options.max_message_bytes));
+  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // else a second daemon would share the port
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_streams_per_connection);
+  builder->AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);
+}
+
+}  // namespace
+
+class PeerServer::Impl {
+ public:
+  Impl(const PeerServerOptions& options, PeerAcceptor* acceptor)
+      : env(LimitsOf(options)), service(&env, acceptor, options.security) {}
+
+  bool Shutdown() {
+    env.Stop(MakeError(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is shutting down", {}, 1000));
+    if (server != nullptr) server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));
+    return env.WaitIdle(kShutdownTimeoutMs);
+  }
+
+  StreamEnv env;
+  PeerServiceImpl service;
+  std::unique_ptr<grpc::Server> server;
+  int port = 0;
+  std::string address;
+};
+
+PeerServer::PeerServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Start(const PeerServerOptions& options, PeerAcceptor* acceptor) {
+  auto credentials = PeerServerCredentials(options.security);
+  if (!credentials.ok()) return credentials.status();
+  auto impl = std::make_unique<Impl>(options, acceptor);
+  grpc::ServerBuilder builder;
+  SetArguments(options, &builder);
+  builder.AddListeningPort(options.listen_address, *credentials, &impl->port);
+  builder.RegisterService(&impl->service);
+  impl->server = builder.BuildAndStart();
+  if (impl->server == nullptr || impl->port == 0) {
+    return MakeError(absl::StatusCode::kUnavailable, "LISTEN_FAILED",
+                     "cannot listen on " + options.listen_address +
+                         ": in use by another process, not an address of this machine, not permitted, or bad credentials",
+                     {{"address", options.listen_address}});
+  }
+  impl->address = options.listen_address.substr(0, options.listen_address.rfind(':')) + ":" + std::to_string(impl->port);
+  return std::unique_ptr<PeerServer>(new PeerServer(std::move(impl)));
+}
+
+PeerServer::~PeerServer() {
+  if (impl_->Shutdown()) return;
+  // Memory that gRPC may still touch is better lost than freed.
+  SPECTRUMKV_LOG(kError, "stream", "streams did not end; their memory is given up");
+  (void)impl_.release();
+}
+
+int PeerServer::port() const { return impl_->port; }
+const std::string& PeerServer::address() const { return impl_->address; }
+void PeerServer::Shutdown() { impl_->Shutdown(); }
+
+}  // namespace spectrumkv

@@ -1,0 +1,54 @@
+#include "server/stream/stream_env.h"
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "server/stream/stream_core.h"
+
+namespace spectrumkv {
+
+StreamEnv::StreamEnv(const StreamLimits& limits) : limits_(limits), clock_(NewSystemClock()), loop_(1) {}
+
+bool StreamEnv::Add(StreamCore* core, std::weak_ptr<StreamCore> weak) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (stopping_) return false;
+  streams_[core] = std::move(weak);
+  return true;
+}
+
+void StreamEnv::Remove(StreamCore* core) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  streams_.erase(core);
+  if (streams_.empty() && chunks_ == 0) idle_.notify_all();
+}
+
+void StreamEnv::AddChunk() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++chunks_;
+}
+
+void StreamEnv::RemoveChunk() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  --chunks_;
+  if (streams_.empty() && chunks_ == 0) idle_.notify_all();
+}
+
+void StreamEnv::Stop(const absl::Status& status) {
+  std::vector<std::shared_ptr<StreamCore>> alive;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    for (const auto& [core, weak] : streams_) {
+      if (auto strong = weak.lock()) alive.push_back(std::move(strong));
+    }
+  }
+  for (const auto& core : alive) core->CloseWith(status);
+}
+
+bool StreamEnv::WaitIdle(int64_t timeout_ms) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return idle_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [this] { return streams_.empty() && chunks_ == 0; });
+}
+
+}  // namespace spectrumkv

@@ -1,0 +1,64 @@
+// What the streams of one endpoint share: the thread that runs `done` and OnClosed, a clock for time limits, and the
+// count of what is still alive. Internal to server/stream.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/status/status.h"
+#include "server/base/clock.h"
+#include "server/base/executor.h"
+
+namespace spectrumkv {
+
+class StreamCore;
+
+struct StreamLimits {
+  // How long a dialled stream may take until the peer has answered at all.
+  int64_t connect_timeout_ms = 3000;
+  // How long a peer may take to send the DataOpen of a Data stream it opened.
+  int64_t open_timeout_ms = 10'000;
+  // From Close to the end of the call; then it is cut.
+  int64_t close_timeout_ms = 5000;
+  // From the end of the call until OnClosed although the network still holds chunks.
+  int64_t linger_ms = 2000;
+  size_t max_message_bytes = size_t{16} << 20;
+};
+
+class StreamEnv {
+ public:
+  explicit StreamEnv(const StreamLimits& limits);
+
+  const StreamLimits& limits() const { return limits_; }
+  void Post(std::function<void()> task) { loop_.Post(std::move(task)); }
+  Clock& clock() { return *clock_; }
+
+  // False once Stop has begun. A registered stream stays until Remove.
+  bool Add(StreamCore* core, std::weak_ptr<StreamCore> weak);
+  void Remove(StreamCore* core);
+  void AddChunk();
+  void RemoveChunk();
+
+  // Refuses new streams and closes those there are with `status`.
+  void Stop(const absl::Status& status);
+  // True when no stream and no chunk is left; false after `timeout_ms`.
+  bool WaitIdle(int64_t timeout_ms);
+
+ private:
+  const StreamLimits limits_;
+  std::mutex mutex_;
+  std::condition_variable idle_;
+  bool stopping_ = false;
+  size_t chunks_ = 0;
+  std::map<StreamCore*, std::weak_ptr<StreamCore>> streams_;
+  std::unique_ptr<Clock> clock_;
+  ThreadPool loop_;
+};
+
+}  // namespace spectrumkv

@@ -1,0 +1,155 @@
+// Control and Data streams on top of StreamCore.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "server/base/status.h"
+#include "server/stream/data_codec.h"
+#include "server/stream/frame_codec.h"
+#include "server/stream/stream_core.h"
+#include <grpcpp/support/proto_buffer_reader.h>
+
+namespace spectrumkv {
+namespace {
+
+constexpr size_t kMaxControlQueue = 64;
+constexpr size_t kMaxDataQueue = 5;  // DataOpen and four chunks
+
+// A chunk in the slices gRPC received it in.
+class SliceChunk final : public ReceivedChunk {
+ public:
+  SliceChunk(std::vector<grpc::Slice> slices, ChunkExtent extent) : slices_(std::move(slices)), size_(extent.bytes) {
+    size_t skip = extent.offset;
+    while (first_ < slices_.size() && skip >= slices_[first_].size()) skip -= slices_[first_++].size();
+    offset_ = skip;
+  }
+  size_t size() const override { return size_; }
+  void CopyTo(uint8_t* out) const override {
+    size_t left = size_, skip = offset_;
+    for (size_t i = first_; left > 0; ++i, skip = 0) {
+      const size_t step = std::min(left, slices_[i].size() - skip);
+      std::memcpy(out, slices_[i].begin() + skip, step);
+      out += step;
+      left -= step;
+    }
+  }
+  const uint8_t* Contiguous() const override {
+    if (first_ >= slices_.size() || slices_[first_].size() - offset_ < size_) return nullptr;
+    return slices_[first_].begin() + offset_;
+  }
+
+ private:
+  std::vector<grpc::Slice> slices_;
+  size_t first_ = 0, offset_ = 0, size_ = 0;
+};
+
+}  // namespace
+
+ControlCore::ControlCore(StreamEnv* env, Side side, std::string peer)
+    : StreamCore(env, side, std::move(peer), kMaxControlQueue, true) {}
+
+void ControlCore::Send(ControlFrame frame) {
+  // ControlRequest and ControlResponse have the same one field.
+  v1::ControlRequest request;
+  *request.mutable_frame() = FrameToProto(frame);
+  const grpc::Slice slice(request.SerializeAsString());
+  Enqueue(grpc::ByteBuffer(&slice, 1));
+}
+
+absl::Status ControlCore::HandleMessage(grpc::ByteBuffer* message) {
+  v1::ControlRequest request;
+  grpc::ProtoBufferReader reader(message);
+  if (!reader.status().ok() || !request.ParseFromZeroCopyStream(&reader)) {
+    return MalformedFrame("frame", "does not parse");
+  }
+  absl::StatusOr<ControlFrame> frame = FrameFromProto(request.frame());
+  if (!frame.ok()) return frame.status();
+  listener_->OnFrame(*std::move(frame));
+  return absl::OkStatus();
+}
+
+void ControlCore::HandleClosed(const absl::Status& status) {
+  const std::shared_ptr<ControlListener> listener = std::move(listener_);
+  if (listener != nullptr) listener->OnClosed(status);
+}
+
+// A slot on loan to gRPC; the slice over it owns this.
+struct DataCore::LentChunk {
+  std::shared_ptr<DataCore> core;
+  Slot slot;
+  std::function<void(bool sent)> done;
+  bool refused = false;
+};
+
+DataCore::DataCore(StreamEnv* env, Side side, std::string peer, PeerAcceptor* acceptor)
+    : StreamCore(env, side, std::move(peer), kMaxDataQueue, false), acceptor_(acceptor) {}
+
+void DataCore::SendOpen(const DataOpenFrame& open) {
+  const grpc::Slice slice(SerializeDataOpen(open));
+  Enqueue(grpc::ByteBuffer(&slice, 1));
+}
+
+void DataCore::ExpectOpen() {
+  ArmTimer(env_->limits().open_timeout_ms,
+           MakeError(absl::StatusCode::kDeadlineExceeded, "NO_OPEN", "the Data stream did not begin with DataOpen in time"));
+}
+
+void DataCore::SendChunk(Slot slot, size_t chunk_bytes, std::function<void(bool sent)> done) {
+  ChunkBegins();
+  auto* lent = new LentChunk{std::static_pointer_cast<DataCore>(shared_from_this()), std::move(slot), std::move(done)};
+  uint8_t prefix[kMaxChunkPrefixBytes];
+  const size_t prefix_bytes = WriteChunkPrefix(chunk_bytes, prefix);
+  const grpc::Slice slices[2] = {grpc::Slice(prefix, prefix_bytes),
+                                 grpc::Slice(lent->slot.data(), chunk_bytes, &DataCore::ReturnLent, lent)};
+  Enqueue(grpc::ByteBuffer(slices, 2));
+}
+
+// The end of the slice: on any thread, inside any call of gRPC's.
+void DataCore::ReturnLent(void* lent_chunk) {
+  auto* lent = static_cast<LentChunk*>(lent_chunk);
+  const bool sent = !lent->core->failed();
+  StreamEnv* env = lent->core->env_;
+  env->Post([lent, sent] {
+    const std::unique_ptr<LentChunk> owned(lent);
+    owned->slot.Release();
+    if (owned->done) owned->done(sent);
+    owned->done = nullptr;
+    owned->core->ChunkEnds();
+  });
+}
+
+absl::Status DataCore::HandleMessage(grpc::ByteBuffer* message) {
+  std::vector<grpc::Slice> slices;
+  if (!message->Dump(&slices).ok()) return MalformedFrame("frame", "cannot be read");
+  std::vector<ByteSpan> pieces;
+  pieces.reserve(slices.size());
+  for (const grpc::Slice& slice : slices) pieces.push_back({slice.begin(), slice.size()});
+  absl::StatusOr<DataMessage> parsed = ParseDataMessage(pieces);
+  if (!parsed.ok()) return parsed.status();
+  if (const auto* open = std::get_if<DataOpenFrame>(&*parsed)) {
+    if (acceptor_ == nullptr || listener_ != nullptr) return MalformedFrame("open", "comes where a chunk must");
+    return Accept(*open);
+  }
+  if (listener_ == nullptr) return MalformedFrame("chunk", "comes before open");
+  listener_->OnChunk(std::make_unique<SliceChunk>(std::move(slices), std::get<ChunkExtent>(*parsed)));
+  return absl::OkStatus();
+}
+
+absl::Status DataCore::Accept(const DataOpenFrame& open) {
+  DisarmTimer();
+  auto listener = acceptor_->OnData(std::static_pointer_cast<DataCore>(shared_from_this()), open);
+  if (listener == nullptr) {
+    return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_SESSION", "no transfer waits for this Data stream",
+                     {{"transfer_id", open.transfer_id}});
+  }
+  listener_ = std::move(listener);
+  return absl::OkStatus();
+}
+
+void DataCore::HandleClosed(const absl::Status& status) {
+  const std::shared_ptr<DataListener> listener = std::move(listener_);
+  if (listener != nullptr) listener->OnClosed(status);
+}
+
+}  // namespace spectrumkv

@@ -1,0 +1,15 @@
+#include "server/stream/tune_allocator.h"
+
+#include <malloc.h>
+
+namespace spectrumkv {
+
+void TuneAllocator() {
+#ifdef __GLIBC__
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 2'000'000'000);
+  mallopt(M_TOP_PAD, 16 << 20);
+#endif
+}
+
+}  // namespace spectrumkv
