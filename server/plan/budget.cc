@@ -26,7 +26,8 @@ uint64_t BudgetBytes(double budget, uint64_t kv_bytes) {
 
 double LeastBudgetFor(uint64_t bytes, uint64_t kv_bytes) {
   double budget = static_cast<double>(bytes) / static_cast<double>(kv_bytes);
-  while (BudgetBytes(budget, kv_bytes) < bytes) budget = std::nextafter(budget, std::numeric_limits<double>::infinity());
+  while (BudgetBytes(budget, kv_bytes) < bytes)
+    budget = std::nextafter(budget, std::numeric_limits<double>::infinity());
   for (;;) {
     const double less = std::nextafter(budget, 0.0);
     if (less <= 0 || BudgetBytes(less, kv_bytes) < bytes) return budget;
@@ -46,7 +47,8 @@ absl::Status DropNotAllowed(double budget, uint64_t bytes, uint64_t kv_bytes, co
   const std::string least = RoundedUp(LeastBudgetFor(bytes, kv_bytes));
   return MakeError(absl::StatusCode::kInvalidArgument, "DROP_NOT_ALLOWED",
                    std::string("policy.allocator ") + allocator + " must drop tokens at policy.budget " +
-                       std::to_string(budget) + ", but policy.tiers does not name DROP; without dropping it needs " + least,
+                       std::to_string(budget) + ", but policy.tiers does not name DROP; without dropping it needs " +
+                       least,
                    {{"budget", std::to_string(budget)}, {"least_budget", least}, {"allocator", allocator}});
 }
 

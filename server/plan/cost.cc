@@ -203,7 +203,8 @@ int64_t CostModel::LooseDelta(uint32_t token, size_t from, size_t to) const {
     const auto bytes_of = [&geometry](const Rung& rung, uint8_t escapes) {
       const Tier k = AfterEscape(rung.k, static_cast<EscapeClass>(escapes & 15));
       const Tier v = AfterEscape(rung.v, static_cast<EscapeClass>(escapes >> 4));
-      return geometry.token_bytes[static_cast<int>(k)] + (geometry.dims.has_v ? geometry.token_bytes[static_cast<int>(v)] : 0);
+      return geometry.token_bytes[static_cast<int>(k)] +
+             (geometry.dims.has_v ? geometry.token_bytes[static_cast<int>(v)] : 0);
     };
     for (const Chunk& chunk : geometry.columns[token / geometry.step].chunks) {
       const uint8_t escapes = chunk.escapes.empty() ? 0 : chunk.escapes[token % geometry.step];

@@ -31,9 +31,10 @@ std::vector<LayerScan> Compact(const std::vector<LayerScan>& full, const std::ve
 }
 
 bool Escapes(const std::vector<TokenScan>& scan, uint32_t first, const Ladder& ladder) {
-  return std::any_of(scan.begin() + std::min<size_t>(first, scan.size()), scan.end(), [&ladder](const TokenScan& token) {
-    return token.escape != kEscapeNone && AfterEscape(ladder[0].k, token.escape) != ladder[0].k;
-  });
+  return std::any_of(scan.begin() + std::min<size_t>(first, scan.size()), scan.end(),
+                     [&ladder](const TokenScan& token) {
+                       return token.escape != kEscapeNone && AfterEscape(ladder[0].k, token.escape) != ladder[0].k;
+                     });
 }
 
 class Keeper {
@@ -82,8 +83,10 @@ class Keeper {
     uint32_t fits = least;
     while (fits < most) {
       const uint32_t middle = fits + (most - fits + 1) / 2;
-      if (cost(middle) <= in_.budget_bytes) fits = middle;
-      else most = middle - 1;
+      if (cost(middle) <= in_.budget_bytes)
+        fits = middle;
+      else
+        most = middle - 1;
     }
     return fits;
   }
@@ -122,7 +125,8 @@ class Keeper {
 
 }  // namespace
 
-absl::StatusOr<std::vector<double>> MeanEnergyLog2(const std::vector<PlanLayer>& all, const std::vector<uint32_t>& layers,
+absl::StatusOr<std::vector<double>> MeanEnergyLog2(const std::vector<PlanLayer>& all,
+                                                   const std::vector<uint32_t>& layers,
                                                    const std::vector<LayerScan>* scan, TokenRange tokens) {
   std::vector<uint64_t> sum(tokens.count);
   uint64_t used = 0;
@@ -138,7 +142,8 @@ absl::StatusOr<std::vector<double>> MeanEnergyLog2(const std::vector<PlanLayer>&
     ++used;
   }
   std::vector<double> mean(tokens.count);
-  for (uint32_t t = 0; t < tokens.count && used != 0; ++t) mean[t] = static_cast<double>(sum[t]) / static_cast<double>(used);
+  for (uint32_t t = 0; t < tokens.count && used != 0; ++t)
+    mean[t] = static_cast<double>(sum[t]) / static_cast<double>(used);
   return mean;
 }
 

@@ -28,7 +28,8 @@ absl::StatusOr<std::vector<uint32_t>> DecideKept(const KeepInput& input);
 
 // Mean TokenScan::energy_log2 of K over `layers` that are not raw_only, for tokens [first, first + count) of the
 // scan. KEY_NORM_UNAVAILABLE where a layer has none.
-absl::StatusOr<std::vector<double>> MeanEnergyLog2(const std::vector<PlanLayer>& all, const std::vector<uint32_t>& layers,
+absl::StatusOr<std::vector<double>> MeanEnergyLog2(const std::vector<PlanLayer>& all,
+                                                   const std::vector<uint32_t>& layers,
                                                    const std::vector<LayerScan>* scan, TokenRange tokens);
 
 }  // namespace spectrumkv

@@ -41,8 +41,7 @@ void Emitter::AddTotals(const TierCounts& counts) {
   }
 }
 
-const Emitter::CleanLayer& Emitter::CleanOf(const PlanLayer& layer, size_t first_slot, size_t slots,
-                                            const Unit& unit) {
+const Emitter::CleanLayer& Emitter::CleanOf(const PlanLayer& layer, size_t first_slot, size_t slots, const Unit& unit) {
   for (const CleanLayer& known : clean_) {
     if (SameGeometry(known.geometry, layer)) return known;
   }
@@ -100,8 +99,8 @@ uint64_t Emitter::Emit(const Unit& unit, const Allocation& allocation, const std
       const ChunkCut& cut = cuts_[index];
       return cut.layer_index < l || (cut.layer_index == l && cut.token_first < unit.tokens.first);
     };
-    const size_t first = static_cast<size_t>(std::lower_bound(indices_.begin(), indices_.end(), 0, is_before) -
-                                             indices_.begin());
+    const size_t first =
+        static_cast<size_t>(std::lower_bound(indices_.begin(), indices_.end(), 0, is_before) - indices_.begin());
     size_t slots = 0;
     for (uint32_t tokens = 0; tokens < unit.tokens.count; ++slots) tokens += cuts_[indices_[first + slots]].token_count;
     const CleanLayer& clean = CleanOf(layer, first, slots, unit);

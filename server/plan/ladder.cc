@@ -5,12 +5,15 @@
 namespace spectrumkv {
 namespace {
 
-bool Has(const std::vector<Tier>& tiers, Tier tier) { return std::find(tiers.begin(), tiers.end(), tier) != tiers.end(); }
+bool Has(const std::vector<Tier>& tiers, Tier tier) {
+  return std::find(tiers.begin(), tiers.end(), tier) != tiers.end();
+}
 
 // Keys are about three times as sensitive as values: they get the same bits or one more.
 constexpr Rung kAllRungs[] = {
-    {Tier::kQ2, Tier::kQ2}, {Tier::kQ3, Tier::kQ2}, {Tier::kQ3, Tier::kQ3}, {Tier::kQ4, Tier::kQ3}, {Tier::kQ4, Tier::kQ4},
-    {Tier::kP4, Tier::kP4}, {Tier::kP8, Tier::kP8}, {Tier::kQ8, Tier::kQ8}, {Tier::kRaw, Tier::kRaw},
+    {Tier::kQ2, Tier::kQ2}, {Tier::kQ3, Tier::kQ2}, {Tier::kQ3, Tier::kQ3},
+    {Tier::kQ4, Tier::kQ3}, {Tier::kQ4, Tier::kQ4}, {Tier::kP4, Tier::kP4},
+    {Tier::kP8, Tier::kP8}, {Tier::kQ8, Tier::kQ8}, {Tier::kRaw, Tier::kRaw},
 };
 
 }  // namespace
@@ -21,7 +24,8 @@ Tier EightBitTier(const std::vector<Tier>& tiers) {
 }
 
 bool MayDrop(Allocator allocator) {
-  return allocator == Allocator::kPdTrim || allocator == Allocator::kSlidingWindowSink || allocator == Allocator::kTwoTier;
+  return allocator == Allocator::kPdTrim || allocator == Allocator::kSlidingWindowSink ||
+         allocator == Allocator::kTwoTier;
 }
 
 Ladder LadderOf(const Policy& policy) {

@@ -79,9 +79,9 @@ struct TokenRange {
 
 // What both sides know before the first chunk: enough to list every chunk.
 struct TransferShape {
-  uint32_t token_count = 0;          // of the request
-  std::vector<TokenRange> kept;      // tokens that travel, ascending, disjoint, not touching
-  std::vector<PlanLayer> layers;     // ascending layer index
+  uint32_t token_count = 0;       // of the request
+  std::vector<TokenRange> kept;   // tokens that travel, ascending, disjoint, not touching
+  std::vector<PlanLayer> layers;  // ascending layer index
   uint32_t kept_count() const;
 };
 

@@ -41,7 +41,8 @@ absl::Status CheckShape(const std::vector<PlanLayer>& layers, uint32_t token_cou
       return InvalidShape(name + " has " + std::to_string(layer.heads) + " heads; 1 to 1024 are possible");
     }
     if (layer.head_dim == 0 || layer.head_dim % 8 != 0 || layer.head_dim > kMaxHeadDim) {
-      return InvalidShape(name + " has head_dim " + std::to_string(layer.head_dim) + "; a multiple of 8 up to 1024 is possible");
+      return InvalidShape(name + " has head_dim " + std::to_string(layer.head_dim) +
+                          "; a multiple of 8 up to 1024 is possible");
     }
     const uint32_t step = TokensPerChunk(layer.heads, layer.head_dim, layer.dtype, layer.has_v);
     chunks += (uint64_t{token_count} + step - 1) / step;
@@ -54,8 +55,10 @@ absl::Status CheckShape(const std::vector<PlanLayer>& layers, uint32_t token_cou
 std::vector<TokenRange> RangesOf(const std::vector<uint32_t>& positions) {
   std::vector<TokenRange> ranges;
   for (const uint32_t position : positions) {
-    if (!ranges.empty() && ranges.back().first + ranges.back().count == position) ++ranges.back().count;
-    else ranges.push_back({position, 1});
+    if (!ranges.empty() && ranges.back().first + ranges.back().count == position)
+      ++ranges.back().count;
+    else
+      ranges.push_back({position, 1});
   }
   return ranges;
 }
@@ -163,7 +166,8 @@ absl::Status CheckBatch(const std::vector<uint32_t>& indices, const std::vector<
   if (indices.empty()) return InvalidBatch("the batch has no chunks");
   for (size_t i = 0; i < indices.size(); ++i) {
     const std::string name = "chunk " + std::to_string(indices[i]);
-    if (indices[i] >= planned.size()) return InvalidBatch(name + " is not in the list of " + std::to_string(planned.size()));
+    if (indices[i] >= planned.size())
+      return InvalidBatch(name + " is not in the list of " + std::to_string(planned.size()));
     if (i != 0 && indices[i] <= indices[i - 1]) return InvalidBatch(name + " is not above the one before it");
     if (planned[indices[i]]) return InvalidBatch(name + " was planned before");
   }
@@ -212,7 +216,8 @@ Planner& Planner::operator=(Planner&&) noexcept = default;
 absl::StatusOr<Planner> Planner::Create(Policy policy, std::vector<PlanLayer> layers, uint32_t token_count,
                                         const std::vector<LayerScan>* full_scan) {
   if (absl::Status status = CheckShape(layers, token_count); !status.ok()) return status;
-  if (absl::Status status = CheckPolicy(policy, token_count, static_cast<uint32_t>(layers.size())); !status.ok()) return status;
+  if (absl::Status status = CheckPolicy(policy, token_count, static_cast<uint32_t>(layers.size())); !status.ok())
+    return status;
   if (policy.allocator == Allocator::kSinkProtect && policy.sinks == 0) policy.sinks = kDefaultSinks;
   Planner planner;
   planner.state_ = std::make_unique<State>();
@@ -265,16 +270,16 @@ std::vector<TokenRange> Planner::dropped() const {
 
 absl::Status Planner::SetScores(const std::vector<float>& scores) {
   if (scores.empty() || scores.size() > shape_.token_count) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_SCORES",
-                     "scores has " + std::to_string(scores.size()) + " values, expected 1 to " +
-                         std::to_string(shape_.token_count));
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "INVALID_SCORES",
+        "scores has " + std::to_string(scores.size()) + " values, expected 1 to " + std::to_string(shape_.token_count));
   }
   double sum = 0;
   for (size_t i = 0; i < scores.size(); ++i) {
     if (!std::isfinite(scores[i]) || scores[i] < 0) {
-      return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_SCORES",
-                       "scores[" + std::to_string(i) + "] is " + std::to_string(scores[i]) +
-                           "; scores are finite and not negative");
+      return MakeError(
+          absl::StatusCode::kInvalidArgument, "INVALID_SCORES",
+          "scores[" + std::to_string(i) + "] is " + std::to_string(scores[i]) + "; scores are finite and not negative");
     }
     sum += scores[i];
   }
@@ -286,7 +291,8 @@ absl::Status Planner::SetScores(const std::vector<float>& scores) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<PlanBatch> Planner::Plan(const std::vector<uint32_t>& chunk_indices, const std::vector<LayerScan>& scan) {
+absl::StatusOr<PlanBatch> Planner::Plan(const std::vector<uint32_t>& chunk_indices,
+                                        const std::vector<LayerScan>& scan) {
   State& state = *state_;
   if (absl::Status status = CheckBatch(chunk_indices, state.planned, scan, shape_); !status.ok()) return status;
   const CostRules rules = state.rules();

@@ -37,8 +37,8 @@ absl::Status CheckTiers(const Policy& policy) {
     seen[id] = true;
   }
   if (policy.allocator == Allocator::kUniform && static_cast<int>(policy.uniform_tier) >= kTierCount) {
-    return Invalid("INVALID_TIERS",
-                   "policy.uniform_tier is the unknown tier id " + std::to_string(static_cast<int>(policy.uniform_tier)));
+    return Invalid("INVALID_TIERS", "policy.uniform_tier is the unknown tier id " +
+                                        std::to_string(static_cast<int>(policy.uniform_tier)));
   }
   if (policy.allocator == Allocator::kTwoTier && EightBitTier(policy.tiers) == Tier::kRaw) {
     return Invalid("INVALID_TIERS", "policy.allocator TWO_TIER needs P8 or Q8 in policy.tiers");

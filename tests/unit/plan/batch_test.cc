@@ -127,7 +127,9 @@ TEST(Scores, LaterOnesReplaceTheImportance) {
   const auto batch = planner->Plan(ChunksOf(*planner, 1), NoScan(*planner));
   ASSERT_TRUE(batch.ok());
   const std::vector<uint8_t>& map = batch->chunks[0].tier_map;
-  const auto bytes = [](uint8_t b) { return CellBytes(TierOfK(b), 64, DType::kFloat16) + CellBytes(TierOfV(b), 64, DType::kFloat16); };
+  const auto bytes = [](uint8_t b) {
+    return CellBytes(TierOfK(b), 64, DType::kFloat16) + CellBytes(TierOfV(b), 64, DType::kFloat16);
+  };
   for (uint32_t t = 0; t < 100; ++t) EXPECT_LE(bytes(map[t]), bytes(map[41]));
   for (uint32_t t = 0; t < 60; ++t) EXPECT_LE(bytes(map[t]), t == 41 ? 99 : bytes(map[60]));
   EXPECT_NE(map[41], map[0]);

@@ -32,7 +32,8 @@ TEST(Ladder, AscendsInBytesAtEveryHeadDim) {
     for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
       for (uint32_t head_dim = 8; head_dim <= kMaxHeadDim; head_dim += 8) {
         for (size_t i = 1; i < ladder.size(); ++i) {
-          ASSERT_LE(RungBytes(ladder[i - 1], head_dim, dtype), RungBytes(ladder[i], head_dim, dtype)) << head_dim << " " << i;
+          ASSERT_LE(RungBytes(ladder[i - 1], head_dim, dtype), RungBytes(ladder[i], head_dim, dtype))
+              << head_dim << " " << i;
         }
       }
     }
@@ -117,7 +118,8 @@ TEST(Importance, ScoresDecayAndKeyNorm) {
   Policy policy;
   policy.importance = ImportanceSource::kScores;
   const float scores[3] = {0.5f, 0, 2};
-  EXPECT_EQ(ImportanceKeys(policy, 5, Positions(5), {scores, 3, 0.25}, {}), (std::vector<double>{0.5, 0, 2, 0.25, 0.25}));
+  EXPECT_EQ(ImportanceKeys(policy, 5, Positions(5), {scores, 3, 0.25}, {}),
+            (std::vector<double>{0.5, 0, 2, 0.25, 0.25}));
   policy.decay_lambda = 0.5;
   const std::vector<double> keys = ImportanceKeys(policy, 5, Positions(5), {scores, 3, 0.25}, {});
   EXPECT_NEAR(std::exp(keys[0]), 0.5 * std::exp(-2.5), 1e-12);
@@ -133,7 +135,7 @@ TEST(Units, AreMaximalRectangles) {
   TransferShape shape;
   shape.token_count = 1000;
   shape.kept = {{0, 1000}};
-  shape.layers = Layers(3);  // 256 tokens a chunk: 4 chunks a layer
+  shape.layers = Layers(3);    // 256 tokens a chunk: 4 chunks a layer
   shape.layers[2].heads = 16;  // 128 tokens: 8 chunks
   const std::vector<ChunkCut> cuts = CutChunks(shape);
   ASSERT_EQ(cuts.size(), 16u);

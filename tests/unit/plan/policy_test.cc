@@ -56,7 +56,8 @@ TEST(CheckPolicy, RefusesBadValues) {
       {"scores missing", [](Policy* p) { *p = WithScores(0); }, "INVALID_SCORES", "policy.scores is empty"},
       {"scores short", [](Policy* p) { *p = WithScores(9); }, "INVALID_SCORES", "has 9 values, expected 10"},
       {"scores long", [](Policy* p) { *p = WithScores(11); }, "INVALID_SCORES", "has 11 values, expected 10"},
-      {"scores for every layer, not asked for", [](Policy* p) { *p = WithScores(30); }, "INVALID_SCORES", "expected 10"},
+      {"scores for every layer, not asked for", [](Policy* p) { *p = WithScores(30); }, "INVALID_SCORES",
+       "expected 10"},
       {"scores per layer short",
        [](Policy* p) {
          *p = WithScores(10);
@@ -69,7 +70,8 @@ TEST(CheckPolicy, RefusesBadValues) {
          p->importance = ImportanceSource::kPosition;
        },
        "INVALID_SCORES", "expected 10"},
-      {"score NaN", [=](Policy* p) { (*p = WithScores(10)).scores[3] = nan_f; }, "INVALID_SCORES", "policy.scores[3] is nan"},
+      {"score NaN", [=](Policy* p) { (*p = WithScores(10)).scores[3] = nan_f; }, "INVALID_SCORES",
+       "policy.scores[3] is nan"},
       {"score infinite", [=](Policy* p) { (*p = WithScores(10)).scores[9] = inf_f; }, "INVALID_SCORES", "[9] is inf"},
       {"score negative", [](Policy* p) { (*p = WithScores(10)).scores[0] = -1; }, "INVALID_SCORES", "[0] is -1"},
       {"decay NaN", [=](Policy* p) { p->decay_lambda = nan; }, "INVALID_DECAY", "decay_lambda is nan"},

@@ -103,7 +103,8 @@ TEST(Property, OneBatchEqualsTheBruteForcePlan) {
   CaseMaker maker(seed);
   int planned = 0, refused = 0;
   for (int i = 0; i < kCases; ++i) {
-    RandomCase c = maker.Make({Allocator::kGreedy, Allocator::kSinkProtect, Allocator::kBalanced, Allocator::kUniform, Allocator::kRaw});
+    RandomCase c = maker.Make(
+        {Allocator::kGreedy, Allocator::kSinkProtect, Allocator::kBalanced, Allocator::kUniform, Allocator::kRaw});
     if (c.policy.scores_per_layer) continue;
     SCOPED_TRACE(Describe(c, seed) + " case " + std::to_string(i));
     std::vector<uint32_t> kept(c.tokens);
@@ -153,7 +154,9 @@ TEST(Property, TierNeverFallsWhenImportanceRises) {
       if (c.layers[l].raw_only) continue;
       const auto height = [&](uint8_t byte) {
         size_t r = 0;
-        while (r + 1 < rungs.size() && !(rungs[r].k == TierOfK(byte) && (!c.layers[l].has_v || rungs[r].v == TierOfV(byte)))) ++r;
+        while (r + 1 < rungs.size() &&
+               !(rungs[r].k == TierOfK(byte) && (!c.layers[l].has_v || rungs[r].v == TierOfV(byte))))
+          ++r;
         return r;
       };
       size_t before = rungs.size();
@@ -190,7 +193,9 @@ TEST(Property, BatchesStayWithinTheBudget) {
     }
     const std::vector<LayerScan> scan = KeptScan(c, KeptOf(planner->shape()));
     std::vector<std::vector<uint32_t>> parts(1 + maker.Below(5));
-    for (const uint32_t chunk : AllChunks(*planner)) maker.Pick<std::vector<uint32_t>*>({&parts[0], &parts[maker.Below(static_cast<uint32_t>(parts.size()))]})->push_back(chunk);
+    for (const uint32_t chunk : AllChunks(*planner))
+      maker.Pick<std::vector<uint32_t>*>({&parts[0], &parts[maker.Below(static_cast<uint32_t>(parts.size()))]})
+          ->push_back(chunk);
     std::vector<PlanBatch> batches;
     uint64_t spent = 0, overrun = 0;
     for (const std::vector<uint32_t>& part : parts) {
@@ -227,7 +232,8 @@ TEST(Property, LeastBudgetIsTight) {
   CaseMaker maker(seed);
   int checked = 0;
   for (int i = 0; i < kCases; ++i) {
-    RandomCase c = maker.Make({Allocator::kGreedy, Allocator::kBalanced, Allocator::kUniform, Allocator::kRandom, Allocator::kRaw});
+    RandomCase c = maker.Make(
+        {Allocator::kGreedy, Allocator::kBalanced, Allocator::kUniform, Allocator::kRandom, Allocator::kRaw});
     SCOPED_TRACE(Describe(c, seed) + " case " + std::to_string(i));
     c.policy.budget = 1.1;
     auto planner = Planner::Create(c.policy, c.layers, c.tokens);

@@ -75,7 +75,8 @@ class CaseMaker {
     std::shuffle(p.tiers.begin(), p.tiers.end(), random_);
     p.tiers.resize(1 + Below(7));
     if (p.allocator == Allocator::kTwoTier) {
-      const bool has = std::any_of(p.tiers.begin(), p.tiers.end(), [](Tier t) { return t == Tier::kP8 || t == Tier::kQ8; });
+      const bool has =
+          std::any_of(p.tiers.begin(), p.tiers.end(), [](Tier t) { return t == Tier::kP8 || t == Tier::kQ8; });
       if (!has) p.tiers.push_back(Chance(0.5) ? Tier::kP8 : Tier::kQ8);
     }
     p.uniform_tier = Pick(p.tiers);
@@ -84,7 +85,8 @@ class CaseMaker {
     p.sinks = Chance(0.3) ? 0 : Below(8);
     p.payload_only = Chance(0.2);
     p.decay_lambda = Pick<double>({0, 0, 0.03, 1.5});  // 0.01 would cancel POSITION's own decay
-    p.importance = Pick<ImportanceSource>({ImportanceSource::kScores, ImportanceSource::kPosition, ImportanceSource::kKeyNorm});
+    p.importance =
+        Pick<ImportanceSource>({ImportanceSource::kScores, ImportanceSource::kPosition, ImportanceSource::kKeyNorm});
     if (p.importance == ImportanceSource::kScores) {
       p.scores_per_layer = Chance(0.3);
       p.scores.resize(p.scores_per_layer ? c.tokens * c.layers.size() : c.tokens);

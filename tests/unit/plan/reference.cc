@@ -28,7 +28,9 @@ long double LogImportance(const RandomCase& c, uint32_t position, int layer) {
   const long double n = c.tokens, j = position;
   long double log_a = 0;
   switch (p.importance) {
-    case ImportanceSource::kScores: log_a = std::log(static_cast<long double>(p.scores[layer * c.tokens + position])); break;
+    case ImportanceSource::kScores:
+      log_a = std::log(static_cast<long double>(p.scores[layer * c.tokens + position]));
+      break;
     case ImportanceSource::kPosition: {
       long double a = std::exp(-0.01L * j);
       if (5 * j >= 4 * n) a = std::max(a, 0.3L + 0.5L * (j - 0.8L * n) / (0.2L * n));
@@ -49,7 +51,8 @@ long double LogImportance(const RandomCase& c, uint32_t position, int layer) {
   return log_a - p.decay_lambda * (n - j);
 }
 
-Levels Upgraded(Levels levels, const RandomCase& c, const std::vector<uint32_t>& order, size_t begin, size_t end, int to) {
+Levels Upgraded(Levels levels, const RandomCase& c, const std::vector<uint32_t>& order, size_t begin, size_t end,
+                int to) {
   for (size_t l = 0; l < levels.size(); ++l) {
     if (c.layers[l].raw_only) continue;
     for (size_t i = begin; i < std::min(end, order.size()); ++i) levels[l][order[i]] = to;
