@@ -76,7 +76,7 @@ std::vector<KeySpec> MakeMemoryKeys() {
        "send to each other cannot block each other."},
       {"memory.slot_bytes", KeyKind::kBytes, Ref(FIELD(memory.slot_bytes)), "bytes", 1088 * kKiB, 64 * kMiB, {},
        "Room of a staging slot. The largest coded chunk must fit: 1 MiB of KV, header, tier map and scales."},
-      {"memory.max_owned_bytes", KeyKind::kBytes, Ref(FIELD(memory.max_owned_bytes)), "bytes", 0, 1024 * kTiB, {},
+      {"memory.max_owned_bytes", KeyKind::kBytes, Ref(FIELD(memory.max_owned_bytes)), "bytes", 0, 16 * kTiB, {},
        "Quota of memory that the daemon allocates for pools of kind DAEMON_OWNED, all pools together. 0 forbids them."},
       {"memory.max_pools", KeyKind::kCount, Ref(FIELD(memory.max_pools)), "pools", 1, 65536, {},
        "Pools that may be registered at a time."},

@@ -177,6 +177,10 @@ class Loader {
         AddError(Place(name, key), "a key must be a plain word");
         continue;
       }
+      if (key.scalar.find('.') != std::string::npos && FindKey(prefix + key.scalar) != nullptr) {
+        AddError(Place(name, key), prefix + key.scalar + " is written with dots; nest it in sections");
+        continue;
+      }
       const auto [first, is_new] = line_of.emplace(key.scalar, key.line);
       if (!is_new) {
         AddError(Place(name, key), "duplicate key " + QuoteForMessage(prefix + key.scalar) + ", first on line " +
