@@ -1,0 +1,204 @@
+#include "client/cpp/client.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include <grpcpp/grpcpp.h>
+
+#include "client/cpp/status.h"
+
+namespace spectrumkv::client {
+namespace {
+
+using Stub = v1::WorkerService::Stub;
+
+constexpr int64_t kRewatchMs = 100;
+
+std::chrono::system_clock::time_point In(int64_t milliseconds) {
+  return std::chrono::system_clock::now() + std::chrono::milliseconds(milliseconds);
+}
+
+template <typename Request, typename Response>
+using Method = grpc::Status (Stub::*)(grpc::ClientContext*, const Request&, Response*);
+
+template <typename Request, typename Response>
+absl::StatusOr<Response> Call(Stub* stub, Method<Request, Response> method, const Request& request,
+                              int64_t timeout_ms) {
+  grpc::ClientContext context;
+  context.set_deadline(In(timeout_ms));
+  Response response;
+  const absl::Status status = FromGrpc((stub->*method)(&context, request, &response));
+  if (!status.ok()) return status;
+  return response;
+}
+
+template <typename Request, typename Response>
+absl::StatusOr<Response> CallWithPool(Stub* stub, Method<Request, Response> method, Pool* pool, Request request,
+                                      int64_t timeout_ms) {
+  for (bool again = false;; again = true) {
+    const uint64_t generation = pool->generation();
+    *request.mutable_pool() = pool->ref();
+    absl::StatusOr<Response> response = Call(stub, method, request, timeout_ms);
+    if (response.ok() || again || ReasonOf(response.status()) != "STALE_EPOCH") return response;
+    if (const absl::Status status = pool->Renew(generation); !status.ok()) return status;
+  }
+}
+
+}  // namespace
+
+std::string TargetOf(const std::string& address) {
+  return address.rfind('/', 0) == 0 ? "unix:" + address : address;
+}
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const Options& options) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);
+  // A worker's own channel: a second client of this process does not share its fate or its locks.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  const auto channel =
+      grpc::CreateCustomChannel(TargetOf(options.address), grpc::InsecureChannelCredentials(), arguments);
+  if (!channel->WaitForConnected(In(options.connect_timeout_ms))) {
+    return absl::UnavailableError("no daemon answers at " + options.address);
+  }
+  std::shared_ptr<Stub> stub = v1::WorkerService::NewStub(channel);
+  return std::unique_ptr<Client>(new Client(std::move(stub), options));
+}
+
+absl::StatusOr<std::unique_ptr<Pool>> Client::RegisterPool(const v1::PoolSchema& schema, int64_t lease_ttl_ms) {
+  return Pool::Register(stub_, schema, lease_ttl_ms, options_.call_timeout_ms);
+}
+
+absl::StatusOr<v1::PlanResponse> Client::Plan(Pool* pool, v1::PlanRequest request) {
+  return CallWithPool(stub_.get(), &Stub::Plan, pool, std::move(request), options_.call_timeout_ms);
+}
+
+absl::Status Client::Send(Pool* pool, v1::SendRequest request) {
+  return CallWithPool(stub_.get(), &Stub::Send, pool, std::move(request), options_.call_timeout_ms).status();
+}
+
+absl::Status Client::Publish(Pool* pool, v1::PublishRequest request) {
+  return CallWithPool(stub_.get(), &Stub::Publish, pool, std::move(request), options_.call_timeout_ms).status();
+}
+
+absl::Status Client::Expect(Pool* pool, v1::ExpectRequest request) {
+  return CallWithPool(stub_.get(), &Stub::Expect, pool, std::move(request), options_.call_timeout_ms).status();
+}
+
+absl::Status Client::Fetch(Pool* pool, v1::FetchRequest request) {
+  return CallWithPool(stub_.get(), &Stub::Fetch, pool, std::move(request), options_.call_timeout_ms).status();
+}
+
+absl::Status Client::Advance(const std::string& transfer_id, uint32_t layers, uint32_t tokens,
+                             const std::vector<float>& scores) {
+  v1::AdvanceRequest request;
+  request.set_transfer_id(transfer_id);
+  request.set_layers(layers);
+  request.set_tokens(tokens);
+  request.mutable_scores()->Add(scores.begin(), scores.end());
+  return Call(stub_.get(), &Stub::Advance, request, options_.call_timeout_ms).status();
+}
+
+absl::StatusOr<v1::TransferReport> Client::Wait(const v1::TransferKey& key, int64_t timeout_ms,
+                                                const EventCallback& on_event) {
+  const auto deadline = In(timeout_ms);
+  v1::WatchTransferRequest request;
+  *request.mutable_transfer() = key;
+  for (;;) {
+    grpc::ClientContext context;
+    context.set_deadline(deadline);
+    const auto stream = stub_->WatchTransfer(&context, request);
+    v1::WatchTransferResponse event;
+    v1::TransferReport report;
+    bool terminal = false;
+    while (stream->Read(&event)) {
+      if (event.has_terminal()) {
+        report = event.terminal();
+        terminal = true;
+      } else if (on_event) {
+        on_event(event);
+      }
+    }
+    const absl::Status status = FromGrpc(stream->Finish());
+    if (terminal) return report;
+    const bool broken = status.ok() || status.code() == absl::StatusCode::kUnavailable;
+    if (!broken || std::chrono::system_clock::now() + std::chrono::milliseconds(kRewatchMs) >= deadline) {
+      return status.ok() ? absl::UnavailableError("the watch ended without a terminal event") : status;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(kRewatchMs));
+  }
+}
+
+absl::StatusOr<v1::TransferReport> Client::Get(const v1::TransferKey& key) {
+  v1::GetTransferRequest request;
+  *request.mutable_transfer() = key;
+  auto response = Call(stub_.get(), &Stub::GetTransfer, request, options_.call_timeout_ms);
+  if (!response.ok()) return response.status();
+  return response->report();
+}
+
+absl::StatusOr<v1::TransferReport> Client::Cancel(const v1::TransferKey& key) {
+  v1::CancelTransferRequest request;
+  *request.mutable_transfer() = key;
+  auto response = Call(stub_.get(), &Stub::CancelTransfer, request, options_.call_timeout_ms);
+  if (!response.ok()) return response.status();
+  return response->report();
+}
+
+absl::Status Client::Release(const v1::TransferKey& key) {
+  v1::ReleaseTransferRequest request;
+  *request.mutable_transfer() = key;
+  return Call(stub_.get(), &Stub::ReleaseTransfer, request, options_.call_timeout_ms).status();
+}
+
+absl::Status Client::ReportFirstToken(const v1::TransferKey& key, double seconds) {
+  v1::ReportFirstTokenRequest request;
+  *request.mutable_transfer() = key;
+  request.set_time_to_first_token_seconds(seconds);
+  return Call(stub_.get(), &Stub::ReportFirstToken, request, options_.call_timeout_ms).status();
+}
+
+absl::StatusOr<v1::PutBlocksResponse> Client::PutBlocks(const v1::PoolRef& pool, const BlockSource& next) {
+  grpc::ClientContext context;
+  v1::PutBlocksResponse response;
+  const auto writer = stub_->PutBlocks(&context, &response);
+  bool first = true;
+  for (v1::PutBlocksRequest message; next(&message); message.Clear()) {
+    if (first) *message.mutable_pool() = pool;
+    first = false;
+    if (!writer->Write(message)) break;  // Finish says why
+  }
+  writer->WritesDone();
+  const absl::Status status = FromGrpc(writer->Finish());
+  if (!status.ok()) return status;
+  return response;
+}
+
+absl::Status Client::GetBlocks(const v1::GetBlocksRequest& request, const BlockSink& sink) {
+  grpc::ClientContext context;
+  const auto reader = stub_->GetBlocks(&context, request);
+  v1::GetBlocksResponse message;
+  absl::Status refused;
+  while (refused.ok() && reader->Read(&message)) {
+    for (const v1::BlockData& block : message.blocks()) {
+      if (refused = sink(block); !refused.ok()) break;
+    }
+  }
+  if (!refused.ok()) context.TryCancel();
+  const absl::Status status = FromGrpc(reader->Finish());
+  return refused.ok() ? status : refused;
+}
+
+absl::Status OutcomeOf(const v1::TransferReport& report) {
+  if (report.state() == v1::TRANSFER_STATE_COMMITTED) return absl::OkStatus();
+  const auto code = static_cast<absl::StatusCode>(report.code());
+  const std::string message = report.message().empty()
+                                  ? "transfer " + report.transfer_id() + " is " + v1::TransferState_Name(report.state())
+                                  : report.message();
+  return MakeError(code == absl::StatusCode::kOk ? absl::StatusCode::kUnknown : code, report.reason(), message);
+}
+
+}  // namespace spectrumkv::client

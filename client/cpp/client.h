@@ -1,0 +1,92 @@
+// A worker's way to the daemon beside it.
+//
+//   absl::StatusOr<std::unique_ptr<Client>> client = Client::Connect({.address = "/run/spectrumkv/worker.sock"});
+//   absl::StatusOr<SharedMemory> memory = SharedMemory::Create("/engine-kv", bytes);
+//   absl::StatusOr<std::unique_ptr<Pool>> pool = (*client)->RegisterPool(*DenseSchema(layout, memory->ToProto()));
+//   v1::SendRequest request;  // transfer_id, peer, token_count, blocks, policy; the pool is filled in
+//   absl::Status status = (*client)->Send(pool->get(), request);
+//   absl::StatusOr<v1::TransferReport> report = (*client)->Wait(key, 30000);
+//
+// Calls that take a Pool fill in its reference; answered STALE_EPOCH (the daemon has restarted), they register the pool
+// again and try once more. Errors are those of the daemon (ReasonOf in status.h), or UNAVAILABLE without a reason where it
+// cannot be reached.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/cpp/pool.h"
+#include "spectrumkv/v1/worker_service.grpc.pb.h"
+
+namespace spectrumkv::client {
+
+// Thread-safe.
+class Client {
+ public:
+  struct Options {
+    // A path of a Unix socket, or host:port.
+    std::string address = "/run/spectrumkv/worker.sock";
+    int64_t connect_timeout_ms = 5000;
+    // Of each call that does not wait for a transfer.
+    int64_t call_timeout_ms = 30000;
+  };
+
+  // UNAVAILABLE where no daemon answers within connect_timeout_ms.
+  static absl::StatusOr<std::unique_ptr<Client>> Connect(const Options& options);
+
+  // lease_ttl_ms 0: the daemon's default. The pool holds its own share of the connection and may outlive the client.
+  absl::StatusOr<std::unique_ptr<Pool>> RegisterPool(const v1::PoolSchema& schema, int64_t lease_ttl_ms = 0);
+
+  absl::StatusOr<v1::PlanResponse> Plan(Pool* pool, v1::PlanRequest request);
+  absl::Status Send(Pool* pool, v1::SendRequest request);
+  absl::Status Publish(Pool* pool, v1::PublishRequest request);
+  absl::Status Expect(Pool* pool, v1::ExpectRequest request);
+  absl::Status Fetch(Pool* pool, v1::FetchRequest request);
+
+  // "Layers < layers are written for tokens < tokens." scores: importance of tokens 0..tokens-1, or empty.
+  absl::Status Advance(const std::string& transfer_id, uint32_t layers, uint32_t tokens,
+                       const std::vector<float>& scores = {});
+
+  // Sees LayersReady and Progress. Called from the thread that waits.
+  using EventCallback = std::function<void(const v1::WatchTransferResponse& event)>;
+  // Until the transfer is terminal: its report, whatever the state (OutcomeOf below). DEADLINE_EXCEEDED after timeout_ms;
+  // the transfer goes on. A broken watch is opened again.
+  absl::StatusOr<v1::TransferReport> Wait(const v1::TransferKey& key, int64_t timeout_ms,
+                                          const EventCallback& on_event = nullptr);
+
+  absl::StatusOr<v1::TransferReport> Get(const v1::TransferKey& key);
+  // Returns when no byte can land any more. The report says COMMITTED where the cancel came too late.
+  absl::StatusOr<v1::TransferReport> Cancel(const v1::TransferKey& key);
+  absl::Status Release(const v1::TransferKey& key);
+  absl::Status ReportFirstToken(const v1::TransferKey& key, double seconds);
+
+  // Writes blocks; `next` fills in a message and says whether there was one. Not repeated by itself.
+  using BlockSource = std::function<bool(v1::PutBlocksRequest* message)>;
+  absl::StatusOr<v1::PutBlocksResponse> PutBlocks(const v1::PoolRef& pool, const BlockSource& next);
+  // Reads blocks; `sink` sees each, and ends the call with an error of its own.
+  using BlockSink = std::function<absl::Status(const v1::BlockData& block)>;
+  absl::Status GetBlocks(const v1::GetBlocksRequest& request, const BlockSink& sink);
+
+  // For calls that this class does not wrap.
+  v1::WorkerService::Stub& stub() { return *stub_; }
+
+ private:
+  Client(std::shared_ptr<v1::WorkerService::Stub> stub, const Options& options)
+      : stub_(std::move(stub)), options_(options) {}
+
+  const std::shared_ptr<v1::WorkerService::Stub> stub_;
+  const Options options_;
+};
+
+// The gRPC target of a path ("unix:...") or host:port.
+std::string TargetOf(const std::string& address);
+
+// OK for COMMITTED; otherwise the report's code and reason as an error.
+absl::Status OutcomeOf(const v1::TransferReport& report);
+
+}  // namespace spectrumkv::client

@@ -1,0 +1,72 @@
+// A registered pool: keeps its lease with a thread of its own, and registers again when the daemon has restarted.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "spectrumkv/v1/worker_service.grpc.pb.h"
+
+namespace spectrumkv::client {
+
+// Made by Client::RegisterPool. Thread-safe. The memory it describes must outlive it.
+class Pool {
+ public:
+  using Stub = v1::WorkerService::Stub;
+
+  static absl::StatusOr<std::unique_ptr<Pool>> Register(std::shared_ptr<Stub> stub, const v1::PoolSchema& schema,
+                                                        int64_t lease_ttl_ms, int64_t call_timeout_ms);
+  // Lets go of the pool: the daemon fails what is still under way on it. Unregister first where that matters.
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  // What requests name the pool by; changes when it is registered again.
+  v1::PoolRef ref() const;
+  // Times it has been registered. A change means that transfers and reservations made before are gone, and that memory
+  // of the daemon (daemon_owned) is new and zeroed.
+  uint64_t generation() const;
+  // OK while the lease is held; otherwise why not, while the thread keeps trying to register again.
+  absl::Status status() const;
+
+  // Registers again, unless somebody has since `seen_generation`. For calls that were answered STALE_EPOCH.
+  absl::Status Renew(uint64_t seen_generation);
+
+  // Waits until no transfer touches the pool, then gives it up. timeout_ms 0: the daemon's default.
+  absl::Status Unregister(int64_t timeout_ms = 0);
+
+ private:
+  Pool(std::shared_ptr<Stub> stub, const v1::PoolSchema& schema, int64_t lease_ttl_ms, int64_t call_timeout_ms);
+
+  absl::Status RegisterNow();
+  // The thread: one Hold stream after the other.
+  void Run();
+  // Until the stream ends; gives the daemon's last event, "" for a broken stream.
+  std::string Hold(grpc::ClientContext* context, const v1::PoolRef& ref, grpc::Status* status);
+  void Ping(grpc::ClientReaderWriter<v1::HoldPoolRequest, v1::HoldPoolResponse>* stream, const v1::PoolRef& ref,
+            const bool* ended);
+
+  const std::shared_ptr<Stub> stub_;
+  const v1::PoolSchema schema_;
+  const int64_t asked_lease_ttl_ms_;
+  const int64_t call_timeout_ms_;
+  const std::string request_id_;  // of this object; each registration appends its number
+
+  std::mutex register_mutex_;  // one registration at a time; taken before mutex_
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  v1::PoolRef ref_;
+  uint64_t generation_ = 0;
+  int64_t lease_ttl_ms_ = 0;
+  absl::Status status_;
+  bool stopping_ = false;
+  std::shared_ptr<grpc::ClientContext> hold_context_;  // of the stream now open, to cancel it
+  std::thread thread_;
+};
+
+}  // namespace spectrumkv::client

@@ -1,0 +1,102 @@
+#include "client/cpp/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "client/cpp/status.h"
+
+namespace spectrumkv::client {
+namespace {
+
+absl::Status Failure(int error, const std::string& what) {
+  const std::string message = what + ": " + std::strerror(error);
+  switch (error) {
+    case EEXIST:
+      return MakeError(absl::StatusCode::kAlreadyExists, "SEGMENT_EXISTS", message);
+    case ENOSPC:
+    case ENOMEM:
+    case EMFILE:
+    case ENFILE:
+      return MakeError(absl::StatusCode::kResourceExhausted, "SEGMENT_NO_SPACE", message);
+    case EACCES:
+    case EPERM:
+      return MakeError(absl::StatusCode::kPermissionDenied, "SEGMENT_PERMISSION", message);
+    default:
+      return MakeError(absl::StatusCode::kInvalidArgument, "SEGMENT_FAILED", message);
+  }
+}
+
+// 0 or an errno. Mode and group by hand: the umask would narrow the first, and only the directory tells the second.
+int Prepare(int fd, size_t size_bytes) {
+  struct stat directory;
+  if (::stat("/dev/shm", &directory) == 0 && ::fchown(fd, static_cast<uid_t>(-1), directory.st_gid) != 0 &&
+      errno != EPERM) {
+    return errno;  // EPERM: not a member of that group; the daemon then needs this user's own group
+  }
+  if (::fchmod(fd, 0660) != 0) return errno;
+  // Allocates every page, where writing to a mapping beyond the free memory would be a SIGBUS.
+  return ::posix_fallocate(fd, 0, static_cast<off_t>(size_bytes));
+}
+
+}  // namespace
+
+absl::StatusOr<SharedMemory> SharedMemory::Create(const std::string& name, size_t size_bytes) {
+  if (name.size() < 2 || name[0] != '/' || name.find('/', 1) != std::string::npos || size_bytes == 0) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "SEGMENT_FAILED",
+                     "a segment needs a name such as /engine-kv and at least one byte; got \"" + name + "\", " +
+                         std::to_string(size_bytes));
+  }
+  const int fd = ::shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+  if (fd < 0) return Failure(errno, "shm_open(" + name + ")");
+  int error = Prepare(fd, size_bytes);
+  void* data = MAP_FAILED;
+  if (error == 0) {
+    data = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    if (data == MAP_FAILED) error = errno;
+  }
+  ::close(fd);
+  if (error != 0) {
+    ::shm_unlink(name.c_str());
+    return Failure(error, "segment " + name + " of " + std::to_string(size_bytes) + " bytes");
+  }
+  return SharedMemory(name, static_cast<uint8_t*>(data), size_bytes);
+}
+
+SharedMemory::SharedMemory(SharedMemory&& other) noexcept
+    : name_(std::exchange(other.name_, {})),
+      data_(std::exchange(other.data_, nullptr)),
+      size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+
+SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
+  if (this != &other) {
+    Release();
+    name_ = std::exchange(other.name_, {});
+    data_ = std::exchange(other.data_, nullptr);
+    size_bytes_ = std::exchange(other.size_bytes_, 0);
+  }
+  return *this;
+}
+
+SharedMemory::~SharedMemory() { Release(); }
+
+void SharedMemory::Release() {
+  if (data_ != nullptr) ::munmap(data_, size_bytes_);
+  if (!name_.empty()) ::shm_unlink(name_.c_str());
+  data_ = nullptr;
+  name_.clear();
+}
+
+v1::MemorySegment SharedMemory::ToProto() const {
+  v1::MemorySegment segment;
+  segment.mutable_posix_shm()->set_name(name_);
+  segment.mutable_posix_shm()->set_size_bytes(size_bytes_);
+  return segment;
+}
+
+}  // namespace spectrumkv::client
