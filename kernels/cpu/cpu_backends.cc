@@ -1,8 +1,23 @@
 #include "kernels/cpu/cpu_backends.h"
 
 #include "kernels/codec/table_backend.h"
+#include "kernels/cpu/simd_tables.h"
 
 namespace spectrumkv {
+namespace {
+
+#if defined(__x86_64__)
+bool HasAvx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }
+bool HasAvx512() {
+  return HasAvx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#else
+bool HasAvx2() { return false; }
+bool HasAvx512() { return false; }
+#endif
+
+}  // namespace
 
 const Backend* ScalarBackend() {
   static const TableBackend backend(ScalarCellOps(), true);
@@ -10,22 +25,12 @@ const Backend* ScalarBackend() {
 }
 
 const Backend* Avx2Backend() {
-  static const CellOps ops = [] {
-    CellOps named = ScalarCellOps();
-    named.name = "avx2";
-    return named;
-  }();
-  static const TableBackend backend(ops, false);
+  static const TableBackend backend(kAvx2CellOps, HasAvx2());
   return &backend;
 }
 
 const Backend* Avx512Backend() {
-  static const CellOps ops = [] {
-    CellOps named = ScalarCellOps();
-    named.name = "avx512";
-    return named;
-  }();
-  static const TableBackend backend(ops, false);
+  static const TableBackend backend(kAvx512CellOps, HasAvx512());
   return &backend;
 }
 

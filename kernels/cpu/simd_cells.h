@@ -1,0 +1,510 @@
+// The cell functions of CellOps (kernels/codec/cell_ops.h), written once over a vector-traits struct V that an
+// instruction set's file defines. Head sizes that are no multiple of 16 go to the scalar code.
+//
+// Included only by files compiled for an instruction set; all in an unnamed namespace (see simd_bytes.h). No standard
+// library templates: their copies would be shared with code for other machines.
+//
+// V has: kLanes floats in F; kMaxBlock, the most registers one rotation keeps at once; the operations used below.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/codec/cell_ops.h"
+#include "kernels/codec/codec_math.h"
+#include "kernels/codec/scan_math.h"
+#include "kernels/cpu/simd_bytes.h"
+
+namespace spectrumkv {
+namespace {
+
+constexpr uint32_t kMaxDim = 1024;
+constexpr uint32_t kBytePadding = 64;  // code buffers are written in whole vectors
+
+inline bool HasFastPath(uint32_t head_dim) { return head_dim % 16 == 0; }
+
+constexpr uint32_t WordBytes(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
+inline uint32_t Rotation(uint32_t head_dim) {
+  const uint32_t lowest_bit = head_dim & (~head_dim + 1);
+  return lowest_bit < 256 ? lowest_bit : 256;
+}
+
+template <typename V, DType kType>
+inline typename V::F LoadValues(const uint8_t* from) {
+  if constexpr (kType == DType::kFloat16) {
+    return V::LoadHalf(from);
+  } else if constexpr (kType == DType::kBFloat16) {
+    return V::LoadBfloat(from);
+  } else {
+    return V::Load(reinterpret_cast<const float*>(from));
+  }
+}
+
+template <typename V, DType kType>
+inline void StoreValues(uint8_t* to, typename V::F x) {
+  if constexpr (kType == DType::kFloat16) {
+    V::StoreHalf(to, x);
+  } else if constexpr (kType == DType::kBFloat16) {
+    V::StoreBfloat(to, x);
+  } else {
+    V::Store(reinterpret_cast<float*>(to), x);
+  }
+}
+
+// --- Rotation. source(d) gives the V::kLanes values from d on; sink(d, x) takes the rotated ones.
+
+template <typename V, int kRegs, typename Source, typename Sink>
+inline __attribute__((always_inline)) void RotateBlock(uint32_t base, const Source& source, const Sink& sink) {
+  typename V::F x[kRegs];
+#pragma GCC unroll 16
+  for (int i = 0; i < kRegs; ++i) x[i] = V::RotateLanes(source(base + static_cast<uint32_t>(i * V::kLanes)));
+#pragma GCC unroll 4
+  for (int h = 1; h < kRegs; h *= 2) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kRegs; ++i) {
+      if (i & h) continue;
+      const typename V::F a = x[i], b = x[i + h];
+      x[i] = V::Add(a, b);
+      x[i + h] = V::Sub(a, b);
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kRegs; ++i) sink(base + static_cast<uint32_t>(i * V::kLanes), x[i]);
+}
+
+template <typename V, int kRegs, typename Source, typename Sink>
+inline void RotateBlocks(uint32_t head_dim, const Source& source, const Sink& sink) {
+  for (uint32_t base = 0; base < head_dim; base += kRegs * V::kLanes) {
+    RotateBlock<V, kRegs>(base, source, sink);
+  }
+}
+
+// The last stage, or the last two, of a rotation larger than a block; `partial` holds the blocks.
+template <typename V, typename Sink>
+inline void FinishRotation(uint32_t head_dim, uint32_t rotation, const float* partial, const Sink& sink) {
+  constexpr uint32_t kBlock = V::kMaxBlock * V::kLanes;
+  for (uint32_t base = 0; base < head_dim; base += rotation) {
+    for (uint32_t d = base; d < base + kBlock; d += V::kLanes) {
+      const typename V::F a = V::Load(partial + d), b = V::Load(partial + d + kBlock);
+      const typename V::F sum = V::Add(a, b), difference = V::Sub(a, b);
+      if (rotation == 2 * kBlock) {
+        sink(d, sum);
+        sink(d + kBlock, difference);
+        continue;
+      }
+      const typename V::F c = V::Load(partial + d + 2 * kBlock), e = V::Load(partial + d + 3 * kBlock);
+      const typename V::F sum2 = V::Add(c, e), difference2 = V::Sub(c, e);
+      sink(d, V::Add(sum, sum2));
+      sink(d + kBlock, V::Add(difference, difference2));
+      sink(d + 2 * kBlock, V::Sub(sum, sum2));
+      sink(d + 3 * kBlock, V::Sub(difference, difference2));
+    }
+  }
+}
+
+// `partial`: head_dim floats of scratch.
+template <typename V, typename Source, typename Sink>
+inline void RotateCell(uint32_t head_dim, uint32_t rotation, float* partial, const Source& source, const Sink& sink) {
+  constexpr int kMax = V::kMaxBlock;
+  const int regs = static_cast<int>(rotation) / V::kLanes;
+  if (regs > kMax) {
+    RotateBlocks<V, kMax>(head_dim, source, [=](uint32_t d, typename V::F x) { V::Store(partial + d, x); });
+    FinishRotation<V>(head_dim, rotation, partial, sink);
+    return;
+  }
+  switch (regs) {
+    case 1: return RotateBlocks<V, 1>(head_dim, source, sink);
+    case 2: return RotateBlocks<V, 2>(head_dim, source, sink);
+    case 4: return RotateBlocks<V, 4>(head_dim, source, sink);
+    case 8: return RotateBlocks<V, 8>(head_dim, source, sink);
+    default:
+      if constexpr (kMax >= 16) RotateBlocks<V, 16>(head_dim, source, sink);
+  }
+}
+
+// --- Passes over words
+
+// Largest magnitude word of `count` values, count a multiple of 16.
+template <DType kType>
+inline uint32_t MaxMagnitude(const uint8_t* from, uint32_t count) {
+  const auto load = [&](uint32_t byte) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + byte)); };
+  if constexpr (kType == DType::kFloat32) {
+    const __m256i mask = _mm256_set1_epi32(0x7FFFFFFF);
+    __m256i a = _mm256_setzero_si256(), b = a;
+    for (uint32_t i = 0; i < count; i += 16) {
+      a = _mm256_max_epu32(a, _mm256_and_si256(load(4 * i), mask));
+      b = _mm256_max_epu32(b, _mm256_and_si256(load(4 * i + 32), mask));
+    }
+    a = _mm256_max_epu32(a, b);
+    __m128i m = _mm_max_epu32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4E));
+    m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0xB1));
+    return static_cast<uint32_t>(_mm_cvtsi128_si32(m));
+  } else {
+    const __m256i mask = _mm256_set1_epi16(0x7FFF);
+    __m256i a = _mm256_setzero_si256(), b = a, c = a, d = a;
+    uint32_t i = 0;
+    for (; i + 64 <= count; i += 64) {
+      a = _mm256_max_epu16(a, _mm256_and_si256(load(2 * i), mask));
+      b = _mm256_max_epu16(b, _mm256_and_si256(load(2 * i + 32), mask));
+      c = _mm256_max_epu16(c, _mm256_and_si256(load(2 * i + 64), mask));
+      d = _mm256_max_epu16(d, _mm256_and_si256(load(2 * i + 96), mask));
+    }
+    for (; i < count; i += 16) a = _mm256_max_epu16(a, _mm256_and_si256(load(2 * i), mask));
+    a = _mm256_max_epu16(_mm256_max_epu16(a, b), _mm256_max_epu16(c, d));
+    const __m128i m = _mm_max_epu16(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    // The horizontal minimum is one instruction; of the complement it is the maximum.
+    const __m128i least = _mm_minpos_epu16(_mm_xor_si128(m, _mm_set1_epi16(-1)));
+    return ~static_cast<uint32_t>(_mm_cvtsi128_si32(least)) & 0xFFFF;
+  }
+}
+
+template <DType kType>
+inline float MagnitudeValue(uint32_t magnitude) {
+  if constexpr (kType == DType::kFloat16) return HalfToFloat(magnitude);
+  if constexpr (kType == DType::kBFloat16) return BfloatToFloat(magnitude);
+  return BitsFloat(magnitude);
+}
+
+template <DType kType>
+uint32_t TokenMagnitude(const CellsIn& cells) {
+  const int64_t dense = static_cast<int64_t>(cells.head_dim) * WordBytes(kType);
+  if (cells.head_stride_bytes == dense) return MaxMagnitude<kType>(cells.data, cells.heads * cells.head_dim);
+  uint32_t largest = 0;
+  for (uint32_t h = 0; h < cells.heads; ++h) {
+    const uint32_t head = MaxMagnitude<kType>(cells.data + h * cells.head_stride_bytes, cells.head_dim);
+    largest = head > largest ? head : largest;
+  }
+  return largest;
+}
+
+template <typename V, DType kType>
+void TokenEnergy(const CellsIn& cells, float* lanes) {
+  constexpr int kAccs = static_cast<int>(kEnergyLanes) / V::kLanes;
+  typename V::F acc[kAccs];
+#pragma GCC unroll 8
+  for (int i = 0; i < kAccs; ++i) acc[i] = V::Load(lanes + i * V::kLanes);
+  for (uint32_t h = 0; h < cells.heads; ++h) {
+    const uint8_t* from = cells.data + h * cells.head_stride_bytes;
+    for (uint32_t d = 0; d < cells.head_dim; d += kEnergyLanes) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kAccs; ++i) {
+        const uint32_t at = d + static_cast<uint32_t>(i * V::kLanes);
+        if (at >= cells.head_dim) break;
+        const typename V::F x = LoadValues<V, kType>(from + at * WordBytes(kType));
+        acc[i] = V::Add(acc[i], V::Mul(x, x));
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kAccs; ++i) V::Store(lanes + i * V::kLanes, acc[i]);
+}
+
+template <typename V, DType kType>
+void TokenAccumulate(const CellsIn& cells, float* sums) {
+  for (uint32_t h = 0; h < cells.heads; ++h) {
+    const uint8_t* from = cells.data + h * cells.head_stride_bytes;
+    float* sum = sums + size_t{h} * cells.head_dim;
+    for (uint32_t d = 0; d < cells.head_dim; d += V::kLanes) {
+      V::Store(sum + d, V::Add(V::Load(sum + d), LoadValues<V, kType>(from + d * WordBytes(kType))));
+    }
+  }
+}
+
+// --- Encoding
+
+// Codes of a cell, one per byte: convert(a, b, c, d) makes the bytes of 4 * kLanes values. `codes` has kBytePadding.
+template <typename V, typename Source, typename Convert>
+inline void QuantiseCell(uint32_t head_dim, const Source& source, const Convert& convert, uint8_t* codes) {
+  constexpr uint32_t kGroup = 4 * V::kLanes;
+  uint32_t d = 0;
+  for (; d + kGroup <= head_dim; d += kGroup) {
+    V::StoreBytes(codes + d, convert(source(d), source(d + V::kLanes), source(d + 2 * V::kLanes),
+                                     source(d + 3 * V::kLanes)));
+  }
+  if (d == head_dim) return;
+  const auto or_zero = [&](uint32_t at) { return at < head_dim ? source(at) : V::Zero(); };
+  V::StoreBytes(codes + d, convert(or_zero(d), or_zero(d + V::kLanes), or_zero(d + 2 * V::kLanes),
+                                   or_zero(d + 3 * V::kLanes)));
+}
+
+inline void StoreScale16(uint32_t bits, uint8_t* out) {
+  const uint16_t half = static_cast<uint16_t>(bits);
+  __builtin_memcpy(out, &half, sizeof(half));
+}
+
+// Rounded codes within [-top, top], of P8, P4, Q8 and centres.
+template <typename V, typename Source>
+inline void RoundCell(uint32_t head_dim, float reciprocal, int top, const Source& source, uint8_t* codes) {
+  const typename V::F r = V::Set(reciprocal);
+  const typename V::B low = V::SetBytes(-top), high = V::SetBytes(top);
+  QuantiseCell<V>(
+      head_dim, [&](uint32_t d) { return V::Mul(source(d), r); },
+      [&](typename V::F a, typename V::F b, typename V::F c, typename V::F d) {
+        return V::MinBytes(V::MaxBytes(V::RoundToBytes(a, b, c, d), low), high);
+      },
+      codes);
+}
+
+template <typename V, DType kType>
+void EncodePlain(const CellsIn& cells, Tier tier, uint8_t* scales, uint8_t* codes) {
+  const uint32_t head_dim = cells.head_dim;
+  const bool p8 = tier == Tier::kP8;
+  const int top = p8 ? 127 : 7;
+  const bool direct = p8 && head_dim % (4 * V::kLanes) == 0;
+  alignas(64) uint8_t buffer[kMaxDim + kBytePadding];
+  for (uint32_t h = 0; h < cells.heads; ++h) {
+    const uint8_t* from = cells.data + h * cells.head_stride_bytes;
+    const float absmax = MagnitudeValue<kType>(MaxMagnitude<kType>(from, head_dim));
+    const Scale scale = V::Plain(absmax, static_cast<float>(top));
+    StoreScale16(scale.bits, scales + size_t{h} * 2);
+    const auto source = [=](uint32_t d) { return LoadValues<V, kType>(from + d * WordBytes(kType)); };
+    uint8_t* out = codes + size_t{h} * (p8 ? head_dim : head_dim / 2);
+    if (p8) {
+      RoundCell<V>(head_dim, scale.reciprocal, top, source, direct ? out : buffer);
+      if (!direct) CopyCodes(buffer, head_dim, out);
+      continue;
+    }
+    const typename V::F r = V::Set(scale.reciprocal);
+    const typename V::B low = V::SetBytes(-7), high = V::SetBytes(7), offset = V::SetBytes(8);
+    QuantiseCell<V>(
+        head_dim, [&](uint32_t d) { return V::Mul(source(d), r); },
+        [&](typename V::F a, typename V::F b, typename V::F c, typename V::F d) {
+          return V::AddBytes(V::MinBytes(V::MaxBytes(V::RoundToBytes(a, b, c, d), low), high), offset);
+        },
+        buffer);
+    PackNibbles(buffer, head_dim, out);
+  }
+}
+
+inline void PackStepped(const uint8_t* codes, int bits, uint32_t head_dim, uint8_t* out) {
+  if (bits == 4) return PackNibbles(codes, head_dim, out);
+  PackPairs(codes, head_dim, out);
+  if (bits == 3) PackHighBits(codes, head_dim, out + head_dim / 4);
+}
+
+inline uint32_t RotatedCellBytes(Tier tier, uint32_t head_dim) {
+  if (tier == Tier::kQ8) return head_dim;
+  if (tier == Tier::kQ4) return head_dim / 2;
+  return tier == Tier::kQ3 ? head_dim / 4 + head_dim / 8 : head_dim / 4;
+}
+
+// Quantises a rotated cell z with its largest magnitude.
+template <typename V>
+inline void EncodeRotatedCell(const float* z, float absmax, Tier tier, uint32_t head_dim, uint8_t* scale_out,
+                              uint8_t* buffer, uint8_t* out) {
+  const float rotation = static_cast<float>(Rotation(head_dim));
+  const auto source = [=](uint32_t d) { return V::Load(z + d); };
+  if (tier == Tier::kQ8) {
+    const Scale scale = V::Rotated8(absmax, rotation, 1.0f / rotation);
+    StoreScale16(scale.bits, scale_out);
+    const bool direct = head_dim % (4 * V::kLanes) == 0;
+    RoundCell<V>(head_dim, scale.reciprocal, 127, source, direct ? out : buffer);
+    if (!direct) CopyCodes(buffer, head_dim, out);
+    return;
+  }
+  const int bits = BitsOf(tier), middle = 1 << (bits - 1);
+  const Scale scale = V::Stepped(absmax, StepShare(bits, head_dim), rotation, 1.0f / rotation);
+  *scale_out = static_cast<uint8_t>(scale.bits);
+  const typename V::F r = V::Set(scale.reciprocal);
+  // Clamped before the offset is added: the same, and no byte overflows.
+  const typename V::B low = V::SetBytes(-middle), high = V::SetBytes(middle - 1), offset = V::SetBytes(middle);
+  QuantiseCell<V>(
+      head_dim, [&](uint32_t d) { return V::Mul(source(d), r); },
+      [&](typename V::F a, typename V::F b, typename V::F c, typename V::F d) {
+        return V::AddBytes(V::MinBytes(V::MaxBytes(V::FloorToBytes(a, b, c, d), low), high), offset);
+      },
+      buffer);
+  PackStepped(buffer, bits, head_dim, out);
+}
+
+template <typename V, DType kType>
+void EncodeRotated(const CellsIn& cells, Tier tier, const float* means, uint8_t* scales, uint8_t* codes) {
+  const uint32_t head_dim = cells.head_dim, rotation = Rotation(head_dim);
+  const uint32_t cell_bytes = RotatedCellBytes(tier, head_dim), scale_bytes = tier == Tier::kQ8 ? 2 : 1;
+  alignas(64) float z[kMaxDim];
+  alignas(64) uint8_t buffer[kMaxDim + kBytePadding];
+  for (uint32_t h = 0; h < cells.heads; ++h) {
+    const uint8_t* from = cells.data + h * cells.head_stride_bytes;
+    typename V::F largest = V::Zero();
+    const auto sink = [&](uint32_t d, typename V::F x) {
+      V::Store(z + d, x);
+      largest = V::MaxAbs(largest, x);
+    };
+    if (means != nullptr) {
+      const float* mean = means + size_t{h} * head_dim;
+      RotateCell<V>(head_dim, rotation, z, [=](uint32_t d) {
+        return V::Sub(LoadValues<V, kType>(from + d * WordBytes(kType)), V::Load(mean + d));
+      }, sink);
+    } else {
+      RotateCell<V>(head_dim, rotation, z, [=](uint32_t d) {
+        return LoadValues<V, kType>(from + d * WordBytes(kType));
+      }, sink);
+    }
+    EncodeRotatedCell<V>(z, V::ReduceMax(largest), tier, head_dim, scales + size_t{h} * scale_bytes, buffer,
+                         codes + size_t{h} * cell_bytes);
+  }
+}
+
+// --- Decoding. A source of levels gives (code - middle) * scale of kLanes values.
+
+inline float LoadScale16(const uint8_t* in) {
+  uint16_t half;
+  __builtin_memcpy(&half, in, sizeof(half));
+  return HalfToFloat(half);
+}
+
+template <typename V>
+struct SignedLevels {
+  const uint8_t* codes;
+  typename V::F scale;
+  typename V::F operator()(uint32_t d) const { return V::Mul(V::LoadSignedBytes(codes + d), scale); }
+};
+
+// Codes below 2^kBits, one per byte; the levels in a table if the instruction set looks that many up at once.
+template <typename V, int kBits>
+struct SteppedLevels {
+  const uint8_t* codes;
+  typename V::F middle, scale, table;
+
+  SteppedLevels(const uint8_t* unpacked, float middle_value, float scale_value)
+      : codes(unpacked), middle(V::Set(middle_value)), scale(V::Set(scale_value)) {
+    table = V::Mul(V::Sub(V::LaneIndex(), middle), scale);
+  }
+  typename V::F operator()(uint32_t d) const {
+    if constexpr (kBits <= V::kTableBits) return V::Lookup(table, codes + d);
+    return V::Mul(V::Sub(V::LoadUnsignedBytes(codes + d), middle), scale);
+  }
+};
+
+template <typename V, DType kType, typename Levels>
+inline void StoreLevels(const Levels& levels, uint32_t head_dim, uint8_t* to) {
+  for (uint32_t d = 0; d < head_dim; d += V::kLanes) StoreValues<V, kType>(to + d * WordBytes(kType), levels(d));
+}
+
+template <typename V, DType kType>
+void DecodePlain(const CellsOut& cells, Tier tier, const uint8_t* scales, const uint8_t* codes) {
+  const uint32_t head_dim = cells.head_dim;
+  alignas(64) uint8_t buffer[kMaxDim + kBytePadding];
+  for (uint32_t h = 0; h < cells.heads; ++h) {
+    const float scale = LoadScale16(scales + size_t{h} * 2);
+    uint8_t* to = cells.data + h * cells.head_stride_bytes;
+    if (tier == Tier::kP8) {
+      StoreLevels<V, kType>(SignedLevels<V>{codes + size_t{h} * head_dim, V::Set(scale)}, head_dim, to);
+    } else {
+      UnpackNibbles(codes + size_t{h} * (head_dim / 2), head_dim, buffer);
+      StoreLevels<V, kType>(SteppedLevels<V, 4>(buffer, 8.0f, scale), head_dim, to);
+    }
+  }
+}
+
+template <typename V, DType kType, typename Levels>
+inline void DecodeRotatedCell(const Levels& levels, uint32_t head_dim, const float* mean, uint8_t* to) {
+  alignas(64) float partial[V::kMaxBlock * V::kLanes >= 256 ? 1 : kMaxDim];
+  const uint32_t rotation = Rotation(head_dim);
+  if (mean != nullptr) {
+    RotateCell<V>(head_dim, rotation, partial, levels, [=](uint32_t d, typename V::F x) {
+      StoreValues<V, kType>(to + d * WordBytes(kType), V::Add(x, V::Load(mean + d)));
+    });
+  } else {
+    RotateCell<V>(head_dim, rotation, partial, levels,
+                  [=](uint32_t d, typename V::F x) { StoreValues<V, kType>(to + d * WordBytes(kType), x); });
+  }
+}
+
+template <typename V, DType kType>
+void DecodeRotated(const CellsOut& cells, Tier tier, const float* means, const uint8_t* scales, const uint8_t* codes) {
+  const uint32_t head_dim = cells.head_dim, cell_bytes = RotatedCellBytes(tier, head_dim);
+  alignas(64) uint8_t buffer[kMaxDim + kBytePadding];
+  for (uint32_t h = 0; h < cells.heads; ++h) {
+    const uint8_t* packed = codes + size_t{h} * cell_bytes;
+    const float* mean = means == nullptr ? nullptr : means + size_t{h} * head_dim;
+    uint8_t* to = cells.data + h * cells.head_stride_bytes;
+    if (tier == Tier::kQ8) {
+      const float scale = LoadScale16(scales + size_t{h} * 2) * 0.015625f;
+      DecodeRotatedCell<V, kType>(SignedLevels<V>{packed, V::Set(scale)}, head_dim, mean, to);
+      continue;
+    }
+    const float scale = SteppedScaleValue(scales[h]);
+    if (tier == Tier::kQ4) {
+      UnpackNibbles(packed, head_dim, buffer);
+      DecodeRotatedCell<V, kType>(SteppedLevels<V, 4>(buffer, 7.5f, scale), head_dim, mean, to);
+      continue;
+    }
+    UnpackPairs(packed, head_dim, buffer);
+    if (tier == Tier::kQ3) UnpackHighBits(packed + head_dim / 4, head_dim, buffer);
+    DecodeRotatedCell<V, kType>(SteppedLevels<V, 3>(buffer, tier == Tier::kQ3 ? 3.5f : 1.5f, scale), head_dim, mean,
+                                to);
+  }
+}
+
+// --- The table
+
+template <typename V>
+struct SimdOps {
+  static uint32_t Magnitude(const CellsIn& cells) {
+    if (!HasFastPath(cells.head_dim)) return ScalarCellOps().magnitude(cells);
+    if (cells.dtype == DType::kFloat32) return TokenMagnitude<DType::kFloat32>(cells);
+    return TokenMagnitude<DType::kFloat16>(cells);  // the words' masks are the same
+  }
+
+  static void Energy(const CellsIn& cells, float* lanes) {
+    if (!HasFastPath(cells.head_dim)) return ScalarCellOps().energy(cells, lanes);
+    switch (cells.dtype) {
+      case DType::kFloat16: return TokenEnergy<V, DType::kFloat16>(cells, lanes);
+      case DType::kBFloat16: return TokenEnergy<V, DType::kBFloat16>(cells, lanes);
+      case DType::kFloat32: return TokenEnergy<V, DType::kFloat32>(cells, lanes);
+    }
+  }
+
+  static void Accumulate(const CellsIn& cells, float* sums) {
+    if (!HasFastPath(cells.head_dim)) return ScalarCellOps().accumulate(cells, sums);
+    switch (cells.dtype) {
+      case DType::kFloat16: return TokenAccumulate<V, DType::kFloat16>(cells, sums);
+      case DType::kBFloat16: return TokenAccumulate<V, DType::kBFloat16>(cells, sums);
+      case DType::kFloat32: return TokenAccumulate<V, DType::kFloat32>(cells, sums);
+    }
+  }
+
+  template <DType kType>
+  static void EncodeAs(const CellsIn& cells, Tier tier, const float* means, uint8_t* scales, uint8_t* codes) {
+    if (tier == Tier::kP8 || tier == Tier::kP4) return EncodePlain<V, kType>(cells, tier, scales, codes);
+    EncodeRotated<V, kType>(cells, tier, means, scales, codes);
+  }
+
+  static void Encode(const CellsIn& cells, Tier tier, const float* means, uint8_t* scales, uint8_t* codes) {
+    if (!HasFastPath(cells.head_dim)) return ScalarCellOps().encode(cells, tier, means, scales, codes);
+    switch (cells.dtype) {
+      case DType::kFloat16: return EncodeAs<DType::kFloat16>(cells, tier, means, scales, codes);
+      case DType::kBFloat16: return EncodeAs<DType::kBFloat16>(cells, tier, means, scales, codes);
+      case DType::kFloat32: return EncodeAs<DType::kFloat32>(cells, tier, means, scales, codes);
+    }
+  }
+
+  template <DType kType>
+  static void DecodeAs(const CellsOut& cells, Tier tier, const float* means, const uint8_t* scales,
+                       const uint8_t* codes) {
+    if (tier == Tier::kP8 || tier == Tier::kP4) return DecodePlain<V, kType>(cells, tier, scales, codes);
+    DecodeRotated<V, kType>(cells, tier, means, scales, codes);
+  }
+
+  static void Decode(const CellsOut& cells, Tier tier, const float* means, const uint8_t* scales,
+                     const uint8_t* codes) {
+    if (!HasFastPath(cells.head_dim)) return ScalarCellOps().decode(cells, tier, means, scales, codes);
+    switch (cells.dtype) {
+      case DType::kFloat16: return DecodeAs<DType::kFloat16>(cells, tier, means, scales, codes);
+      case DType::kBFloat16: return DecodeAs<DType::kBFloat16>(cells, tier, means, scales, codes);
+      case DType::kFloat32: return DecodeAs<DType::kFloat32>(cells, tier, means, scales, codes);
+    }
+  }
+
+  static constexpr CellOps Table(const char* name) {
+    return CellOps{name, Magnitude, Energy, Accumulate, Encode, Decode};
+  }
+};
+
+}  // namespace
+}  // namespace spectrumkv
