@@ -1,0 +1,172 @@
+// Every backend against scalar, byte for byte: encoding, decoding into each dtype, scanning; all layouts, odd values and
+// sizes; and nothing written outside.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu/cpu_backends.h"
+#include "kernels/format/crc32c.h"
+#include "tests/differential/planes.h"
+
+namespace spectrumkv::testing {
+namespace {
+
+constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
+constexpr uint8_t kFill = 0xA5;
+
+// A chunk between guard bytes, in a buffer of exactly the capacity given to Encode.
+struct Encoded {
+  EncodeResult result;
+  std::vector<uint8_t> chunk;
+};
+
+class CodecDifferentialTest : public ::testing::TestWithParam<uint32_t> {
+ protected:
+  static void SetUpTestSuite() { seed_ = Seed(); }
+
+  void SetUp() override { rng_.seed(seed_ + GetParam()); }
+
+  uint32_t Random(uint32_t below) { return static_cast<uint32_t>(rng_() % below); }
+  Layout RandomLayout() { return kLayouts[Random(4)]; }
+  size_t RandomMisalignment() { return Random(3) == 0 ? 0 : Random(64); }
+
+  static Encoded Encode(const Backend& backend, const ChunkDims& dims, const Plane& k, const Plane& v,
+                        const std::vector<uint8_t>& tiers, uint64_t capacity) {
+    constexpr size_t kGuard = 64;
+    Encoded encoded;
+    std::vector<uint8_t> out(capacity + 2 * kGuard, kFill);
+    const SourcePlane k_plane = k.source(), v_plane = v.source();
+    Workspace workspace;
+    encoded.result = backend.Encode(dims, ChunkIdentity{77, 5, 2, 9, 640, 8}, k_plane, dims.has_v ? &v_plane : nullptr,
+                                    tiers.data(), &workspace, out.data() + kGuard, capacity);
+    for (size_t i = 0; i < kGuard; ++i) {
+      EXPECT_EQ(out[i], kFill) << "byte before the chunk";
+      EXPECT_EQ(out[kGuard + capacity + i], kFill) << "byte after the chunk";
+    }
+    encoded.chunk.assign(out.begin() + kGuard, out.begin() + kGuard + static_cast<long>(encoded.result.chunk_bytes));
+    return encoded;
+  }
+
+  static void ExpectSameEncoding(const Encoded& got, const Encoded& expected) {
+    ASSERT_EQ(got.result.chunk_bytes, expected.result.chunk_bytes);
+    EXPECT_EQ(got.result.escaped, expected.result.escaped);
+    EXPECT_EQ(got.result.nonfinite_values, expected.result.nonfinite_values);
+    if (got.chunk == expected.chunk) return;
+    size_t at = 0;
+    while (got.chunk[at] == expected.chunk[at]) ++at;
+    FAIL() << "chunks differ from byte " << at << " of " << got.chunk.size();
+  }
+
+  // Decodes with scalar and each of `others` into planes of one layout; all memory must agree.
+  void ExpectSameDecoding(const std::vector<uint8_t>& chunk, DType target, const std::vector<const Backend*>& others) {
+    ChunkView view;
+    ASSERT_EQ(ParseChunk(chunk.data(), chunk.size(), &view), Refusal::kNone);
+    const Layout layout = RandomLayout();
+    const size_t misalignment = RandomMisalignment();
+    Plane k(view.dims, target, layout, misalignment, kFill), v(view.dims, target, layout, misalignment, kFill);
+    const DecodeResult expected = Decode(*ScalarBackend(), view, target, &k, &v);
+    EXPECT_TRUE(k.GuardsIntact());
+    EXPECT_TRUE(v.GuardsIntact());
+    for (const Backend* backend : others) {
+      SCOPED_TRACE(std::string(backend->name()) + " to " + DTypeName(target));
+      Plane other_k(view.dims, target, layout, misalignment, kFill);
+      Plane other_v(view.dims, target, layout, misalignment, kFill);
+      const DecodeResult got = Decode(*backend, view, target, &other_k, &other_v);
+      EXPECT_EQ(got.rounded_words, expected.rounded_words);
+      EXPECT_TRUE(other_k.Values() == k.Values()) << "K differs";
+      EXPECT_TRUE(other_k.GuardsIntact());
+      EXPECT_TRUE(other_v.GuardsIntact());
+      if (view.dims.has_v) {
+        EXPECT_TRUE(other_v.Values() == v.Values()) << "V differs";
+      }
+    }
+  }
+
+  static DecodeResult Decode(const Backend& backend, const ChunkView& view, DType target, Plane* k, Plane* v) {
+    Workspace workspace;
+    const TargetPlane k_plane = k->target(), v_plane = v->target();
+    return backend.Decode(view, target, k_plane, view.dims.has_v ? &v_plane : nullptr, &workspace);
+  }
+
+  // Other codes and scales in a valid chunk: what a foreign encoder may send.
+  void Scramble(std::vector<uint8_t>* chunk) {
+    ChunkView view;
+    ASSERT_EQ(ParseChunk(chunk->data(), chunk->size(), &view), Refusal::kNone);
+    const auto bytes = [&](const Section& section, auto next) {
+      for (uint64_t i = 0; i < section.bytes; ++i) (*chunk)[section.offset + i] = static_cast<uint8_t>(next());
+    };
+    const auto finite_halves = [&](const Section& section) {
+      for (uint64_t i = 0; i + 1 < section.bytes; i += 2) {
+        uint16_t half = static_cast<uint16_t>(rng_());
+        if ((half & 0x7C00) == 0x7C00) half = static_cast<uint16_t>(half ^ 0x4000);
+        std::memcpy(chunk->data() + section.offset + i, &half, 2);
+      }
+    };
+    bytes(view.layout.centre_codes, rng_);
+    bytes(view.layout.scales8, [&] { return rng_() % 0xF8; });
+    finite_halves(view.layout.centre_scales);
+    finite_halves(view.layout.scales16);
+    for (int i = 0; i < kCodeSections; ++i) bytes(view.layout.codes[i], rng_);
+    const uint32_t head = Crc32c(0, chunk->data(), 60);
+    const uint32_t crc = Crc32c(head, chunk->data() + 64, chunk->size() - 64);
+    std::memcpy(chunk->data() + 60, &crc, sizeof(crc));
+  }
+
+  void RunCase(const ChunkDims& dims, const std::vector<const Backend*>& others) {
+    Plane k(dims, dims.dtype, RandomLayout(), RandomMisalignment(), 0);
+    Plane v(dims, dims.dtype, RandomLayout(), RandomMisalignment(), 0);
+    FillRandom(&k, dims, &rng_);
+    FillRandom(&v, dims, &rng_);
+    const std::vector<uint8_t> tiers = RandomTiers(dims, &rng_);
+    const Encoded expected = Encode(*ScalarBackend(), dims, k, v, tiers, MaxChunkBytes(dims));
+    ASSERT_NE(expected.result.chunk_bytes, 0u);
+    std::vector<TokenScan> expected_scan(dims.tokens), scan(dims.tokens);
+    ScalarBackend()->Scan(dims, k.source(), expected_scan.data());
+    for (const Backend* backend : others) {
+      SCOPED_TRACE(backend->name());
+      // Exactly the room needed, and twice: equal bytes.
+      for (int round = 0; round < 2; ++round) {
+        ExpectSameEncoding(Encode(*backend, dims, k, v, tiers, expected.chunk.size()), expected);
+      }
+      backend->Scan(dims, k.source(), scan.data());
+      for (uint32_t t = 0; t < dims.tokens; ++t) {
+        ASSERT_EQ(scan[t].escape, expected_scan[t].escape) << "token " << t;
+        ASSERT_EQ(scan[t].energy_log2, expected_scan[t].energy_log2) << "token " << t;
+      }
+    }
+    for (DType target : kDTypes) ExpectSameDecoding(expected.chunk, target, others);
+    std::vector<uint8_t> scrambled = expected.chunk;
+    Scramble(&scrambled);
+    ExpectSameDecoding(scrambled, dims.dtype, others);
+    ExpectSameDecoding(scrambled, DType::kFloat32, others);
+  }
+
+  static inline uint64_t seed_ = 0;
+  std::mt19937_64 rng_;
+};
+
+TEST_P(CodecDifferentialTest, AllBackendsAgree) {
+  const std::vector<const Backend*> others = OtherBackends();
+  for (DType dtype : kDTypes) {
+    for (uint32_t tokens : {1u, 2u, 63u, 64u, 65u, 130u}) {
+      for (uint32_t heads : {1u, 2u, 5u}) {
+        if (GetParam() >= 512 && tokens * heads > 130) continue;  // seconds, not minutes
+        ChunkDims dims{tokens, heads, GetParam(), dtype, Random(5) != 0};
+        SCOPED_TRACE(std::string(DTypeName(dtype)) + " tokens " + std::to_string(tokens) + " heads " +
+                     std::to_string(heads));
+        RunCase(dims, others);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(HeadDims, CodecDifferentialTest,
+                         ::testing::Values(8, 16, 24, 32, 48, 64, 72, 80, 96, 112, 128, 136, 160, 192, 256, 320, 512,
+                                           576, 768, 1024));
+
+}  // namespace
+}  // namespace spectrumkv::testing
