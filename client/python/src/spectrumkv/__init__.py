@@ -1,0 +1,27 @@
+"""Client of spectrumkvd, the daemon that moves KV caches between inference workers under a byte budget.
+
+Client talks to the daemon; Group says how a cache lies in memory; policy says how its tokens are coded. The messages
+are in spectrumkv.v1, the chunk format in spectrumkv.wire.
+"""
+
+from spectrumkv.client import Client
+from spectrumkv.errors import SpectrumKVError, TransferFailed, retry
+from spectrumkv.groups import Group, block_runs
+from spectrumkv.policies import policy, tier_name
+from spectrumkv.pools import DaemonOwnedPool, Pool, SharedMemoryPool
+from spectrumkv.segment import SharedSegment
+
+__all__ = [
+    "Client",
+    "DaemonOwnedPool",
+    "Group",
+    "Pool",
+    "SharedMemoryPool",
+    "SharedSegment",
+    "SpectrumKVError",
+    "TransferFailed",
+    "block_runs",
+    "policy",
+    "retry",
+    "tier_name",
+]

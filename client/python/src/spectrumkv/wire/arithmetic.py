@@ -73,7 +73,7 @@ def _clip_share(bits: int, head_dim: int) -> np.float32:
 
 
 def _absmax(values: Floats) -> Floats:
-    return np.abs(values).max(axis=-1)
+    return np.asarray(np.abs(values).max(axis=-1))
 
 
 def _reciprocal(scales: Floats) -> Floats:

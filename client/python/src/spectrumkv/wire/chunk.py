@@ -131,7 +131,7 @@ def _read_tiers(header: ChunkHeader, body: Bytes) -> tuple[Bytes, Bytes | None]:
     if len(body) < padded(tokens):
         raise ChunkRefused("BAD_LENGTH", f"body_bytes {len(body)} for {tokens} tokens")
     tier_map = body[:tokens]
-    tiers_k, tiers_v = tier_map & 15, tier_map >> 4
+    tiers_k, tiers_v = (tier_map & 15).astype(np.uint8), (tier_map >> 4).astype(np.uint8)
     if (tiers_k > 6).any() or (tiers_v > 6).any():
         raise ChunkRefused("BAD_TIER", "a nibble above 6")
     if not header.has_v and tiers_v.any():

@@ -32,12 +32,13 @@ _TABLES = _slicing_tables()
 
 def _apply(tables: list[Table], crc: Table) -> Table:
     """A linear map of 32 bits, given as one table per byte of the operand."""
-    return (
+    out: Table = (
         tables[0][crc & 0xFF]
         ^ tables[1][(crc >> np.uint32(8)) & 0xFF]
         ^ tables[2][(crc >> np.uint32(16)) & 0xFF]
         ^ tables[3][crc >> np.uint32(24)]
     )
+    return out
 
 
 @functools.lru_cache(maxsize=64)

@@ -36,7 +36,7 @@ def pack(codes: Codes, tier: Tier) -> Bytes:
     top = np.zeros_like(eighths[0])
     for bit, part in enumerate(eighths):
         top |= part << bit
-    return np.concatenate([_pack_two_bits(small & 3), top], axis=1)
+    return np.concatenate([_pack_two_bits((small & 3).astype(np.uint8)), top], axis=1)
 
 
 def unpack(data: Bytes, tier: Tier, head_dim: int) -> Codes:

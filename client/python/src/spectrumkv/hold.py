@@ -1,0 +1,91 @@
+"""Keeps a pool's lease."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from spectrumkv.errors import SpectrumKVError
+from spectrumkv.v1 import schema_pb2, worker_service_pb2
+
+if TYPE_CHECKING:
+    from spectrumkv.pools import Pool
+
+_log = logging.getLogger("spectrumkv")
+_FIRST_WAIT_S = 0.1
+_LONGEST_WAIT_S = 5.0
+
+
+class HoldThread:
+    """One HoldPool stream with a ping every third of the lease, for as long as the pool is open.
+
+    When the stream breaks or the daemon says that the pool is no more, the pool is registered again, with growing
+    pauses between attempts, where it can be; otherwise the thread ends.
+    """
+
+    def __init__(self, worker: Any, pool: Pool) -> None:
+        self._worker = worker
+        self._pool = pool
+        self._stopped = threading.Event()
+        self._closing = threading.Event()
+        self._stream: Any = None
+        self._thread = threading.Thread(target=self._run, name="spectrumkv-hold", daemon=True)
+        self._thread.start()
+
+    def closing(self) -> None:
+        """The pool is about to be unregistered: its end is no reason to register it again."""
+        self._closing.set()
+
+    def not_closing(self) -> None:
+        self._closing.clear()
+
+    def stop(self) -> None:
+        """Ends the stream and the thread. Idempotent."""
+        self._stopped.set()
+        stream = self._stream
+        if stream is not None:
+            stream.cancel()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        wait_s = _FIRST_WAIT_S
+        while not self._stopped.is_set():
+            ref = self._pool.ref
+            held, why = self._hold(ref)
+            if self._stopped.is_set() or self._closing.is_set():
+                self._stopped.wait(_FIRST_WAIT_S)  # until close() has its answer
+                continue
+            wait_s = _FIRST_WAIT_S if held else min(wait_s * 2, _LONGEST_WAIT_S)
+            _log.warning("pool %s is no longer held: %s", ref.pool_id, why)
+            if self._stopped.wait(wait_s):
+                return
+            try:
+                if not self._pool.register_again(ref):
+                    return
+            except SpectrumKVError as error:
+                _log.warning("pool %s cannot be registered again yet: %s", ref.pool_id, error)
+
+    def _hold(self, ref: schema_pb2.PoolRef) -> tuple[bool, str]:
+        """Holds until the stream ends. (whether the daemon ever answered, why it ended)"""
+        over = threading.Event()
+        answered = False
+        try:
+            self._stream = self._worker.HoldPool(self._pings(ref, over))
+            for response in self._stream:
+                answered = True
+                if response.event:
+                    return answered, response.event
+            return answered, "the stream ended"
+        except grpc.RpcError as error:
+            return answered, str(error.details() or error.code())
+        finally:
+            over.set()
+
+    def _pings(self, ref: schema_pb2.PoolRef, over: threading.Event) -> Iterator[worker_service_pb2.HoldPoolRequest]:
+        while not (self._stopped.is_set() or over.is_set()):
+            yield worker_service_pb2.HoldPoolRequest(pool=ref)
+            over.wait(self._pool.lease_ttl_ms / 3000)

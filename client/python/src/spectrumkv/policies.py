@@ -1,0 +1,74 @@
+"""Builds v1.Policy messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from spectrumkv.v1 import policy_pb2
+
+
+def policy(
+    *,
+    budget: float | None = None,
+    allocator: str = "",
+    tiers: Sequence[str] = (),
+    uniform_tier: str = "",
+    random_seed: int = 0,
+    importance: str = "",
+    scores: ArrayLike | None = None,
+    decay_lambda: float = 0.0,
+    sinks: int | None = None,
+    strict_budget: bool = False,
+    payload_only: bool = False,
+) -> policy_pb2.Policy:
+    """How the tokens of a transfer are coded. What is not given is the daemon's default.
+
+    budget: share of the raw KV bytes that may cross the wire, everything counted; a hard bound, in (0, 1.1].
+    allocator: "GREEDY", "SINK_PROTECT", "BALANCED", "TWO_TIER", "UNIFORM", "RANDOM", "PDTRIM", "SLIDING_WINDOW_SINK"
+        or "RAW". uniform_tier is for UNIFORM, random_seed for RANDOM.
+    tiers: those that may be used: "RAW", "P8", "Q8", "Q4", "P4", "Q3", "Q2", "DROP".
+    importance: "SCORES", "POSITION" or "KEY_NORM".
+    scores: importance of each token, [tokens] or [layers, tokens]: attention received, divided by the number of
+        queries that could see the token. Finite, not negative.
+    decay_lambda: importance of token j of n is multiplied by exp(-decay_lambda * (n - j)).
+    sinks: tokens at the front that are always RAW.
+
+    Raises ValueError for a name that does not exist.
+    """
+    message = policy_pb2.Policy(random_seed=random_seed, strict_budget=strict_budget, payload_only=payload_only)
+    if budget is not None:
+        message.budget = budget
+    if allocator:
+        message.allocator = _value(policy_pb2.Allocator, "ALLOCATOR_", allocator)
+    if uniform_tier:
+        message.uniform_tier = _value(policy_pb2.Tier, "TIER_", uniform_tier)
+    message.tiers.extend(_value(policy_pb2.Tier, "TIER_", name) for name in tiers)
+    if importance:
+        message.importance.source = _value(policy_pb2.ImportanceSource, "IMPORTANCE_SOURCE_", importance)
+    if scores is not None:
+        values = np.asarray(scores, np.float32)
+        if values.ndim not in (1, 2):
+            raise ValueError(f"scores must be [tokens] or [layers, tokens], not of shape {values.shape}")
+        message.importance.scores.extend(values.reshape(-1).tolist())
+        message.importance.scores_per_layer = values.ndim == 2
+    message.importance.decay_lambda = decay_lambda
+    if sinks is not None:
+        message.importance.sinks = sinks
+    return message
+
+
+def _value(enum: Any, prefix: str, name: str) -> Any:
+    full = prefix + name
+    if full not in enum.keys() or name == "UNSPECIFIED":
+        known = ", ".join(key.removeprefix(prefix) for key in enum.keys() if not key.endswith("UNSPECIFIED"))
+        raise ValueError(f"{name!r} is none of {known}")
+    return enum.Value(full)
+
+
+def tier_name(tier: int) -> str:
+    """ "Q4" for TIER_Q4."""
+    return str(policy_pb2.Tier.Name(tier)).removeprefix("TIER_")

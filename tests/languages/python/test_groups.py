@@ -1,0 +1,111 @@
+"""Where a Group says the bytes lie, against where numpy finds them."""
+
+import os
+import stat
+
+import numpy as np
+import pytest
+
+import spectrumkv as skv
+
+AXES = ["LPBTHD", "LPBHTD", "LBPTHD", "LBPHTD", "BLPTHD", "PBLTHD", "LPBHDT", "DTHBPL"]
+
+
+def element_at(memory, tensor, dtype, b, t, h, d):
+    at = (
+        tensor.offset_bytes
+        + b * tensor.block_stride_bytes
+        + t * tensor.token_stride_bytes
+        + h * tensor.head_stride_bytes
+        + d * tensor.dim_stride_bytes
+    )
+    return memory[at : at + dtype.itemsize].view(dtype)[0]
+
+
+@pytest.mark.parametrize("axes", AXES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_schema_and_view_name_the_same_elements(axes, dtype):
+    group = skv.Group(layers=[3, 8], heads=2, head_dim=8, block_tokens=3, num_blocks=4, dtype=dtype, axes=axes)
+    memory = np.zeros(group.size_bytes + 64, np.uint8)
+    view = group.view(memory, 64)
+    assert view.shape == group.shape == (2, 2, 4, 3, 2, 8)
+    assert np.shares_memory(view, memory)
+    view[...] = np.arange(view.size).reshape(view.shape) % 2000
+    schema = group.to_proto(1, 64)
+    assert [layer.layer for layer in schema.layers] == [3, 8]
+    for index, layer in enumerate(schema.layers):
+        for plane, tensor in enumerate((layer.k, layer.v)):
+            assert tensor.segment == 1
+            for at in np.ndindex(4, 3, 2, 8):
+                assert element_at(memory, tensor, group.numpy_dtype, *at) == view[(index, plane, *at)]
+
+
+@pytest.mark.parametrize(
+    "layout, fused, order",
+    [("NHD", False, "LPBTHD"), ("HND", False, "LPBHTD"), ("NHD", True, "LBPTHD"), ("HND", True, "LBPHTD")],
+)
+def test_named_layouts(layout, fused, order):
+    group = skv.Group(layers=[0], heads=2, head_dim=8, block_tokens=3, num_blocks=4, layout=layout, fused=fused)
+    assert group.memory_axes == order
+
+
+def test_one_latent_tensor_has_no_v():
+    group = skv.Group(layers=[0], heads=1, head_dim=576, block_tokens=4, num_blocks=2, has_v=False)
+    assert group.shape[1] == 1
+    assert not group.to_proto(0, 0).layers[0].HasField("v")
+
+
+def test_wrong_names_are_refused():
+    with pytest.raises(ValueError, match="int4"):
+        skv.Group(layers=[0], heads=1, head_dim=8, block_tokens=1, num_blocks=1, dtype="int4")
+    with pytest.raises(ValueError, match="NDH"):
+        skv.Group(layers=[0], heads=1, head_dim=8, block_tokens=1, num_blocks=1, layout="NDH")
+    with pytest.raises(ValueError, match="permutation"):
+        skv.Group(layers=[0], heads=1, head_dim=8, block_tokens=1, num_blocks=1, axes="LPBTH")
+
+
+def test_block_runs_join_neighbours_in_order():
+    runs = skv.block_runs([5, 6, 7, 3, 4, 9, 8], group=2)
+    assert runs.group == 2
+    assert [(run.first, run.count) for run in runs.runs] == [(5, 3), (3, 2), (9, 1), (8, 1)]
+    assert len(skv.block_runs([]).runs) == 0
+
+
+def test_segment_is_shared_populated_and_removed():
+    segment = skv.SharedSegment(3 * 4096 + 17)
+    path = "/dev/shm" + segment.name
+    try:
+        info = os.stat(path)
+        assert stat.S_IMODE(info.st_mode) == 0o660
+        assert info.st_gid == os.stat("/dev/shm").st_gid or os.geteuid() != 0
+        assert info.st_size == 3 * 4096 + 17
+        assert info.st_blocks * 512 >= info.st_size
+        with open(path, "r+b") as other:
+            # No hole: the first one is the implicit one at the end of the file.
+            assert os.lseek(other.fileno(), 0, os.SEEK_HOLE) == info.st_size
+            segment.memory[-1] = 7
+            other.seek(-1, os.SEEK_END)
+            assert other.read() == b"\x07"
+    finally:
+        segment.close()
+    assert not os.path.exists(path)
+    segment.memory[0] = 1  # still mapped
+    segment.close()
+
+
+def test_segment_never_takes_over_another():
+    first = skv.SharedSegment(4096)
+    try:
+        with pytest.raises(FileExistsError):
+            skv.SharedSegment(4096, first.name)
+        assert os.path.exists("/dev/shm" + first.name)
+    finally:
+        first.close()
+
+
+def test_segment_goes_with_its_owner():
+    segment = skv.SharedSegment(4096)
+    path = "/dev/shm" + segment.name
+    assert os.path.exists(path)
+    del segment
+    assert not os.path.exists(path)
