@@ -1,0 +1,49 @@
+// spectrumkv_bench: programs that print figures. Each subcommand is one file of this folder.
+#include <cstdio>
+#include <cstring>
+
+#include "tests/bench/codec_bench.h"
+#if defined(SPECTRUMKV_BENCH_PLAN)
+#include "tests/bench/plan_bench.h"
+#endif
+#if defined(SPECTRUMKV_BENCH_E2E)
+#include "tests/bench/e2e_bench.h"
+#endif
+
+namespace {
+
+struct Subcommand {
+  const char* name;
+  const char* what;
+  int (*run)(int argc, char** argv);  // the arguments after the name
+};
+
+constexpr Subcommand kSubcommands[] = {
+    {"codec", "codec backends, per tier, beside memcpy and the memory limits of the same run", spectrumkv::RunCodecBench},
+#if defined(SPECTRUMKV_BENCH_PLAN)
+    {"plan", "planning time", spectrumkv::RunPlanBench},
+#endif
+#if defined(SPECTRUMKV_BENCH_E2E)
+    {"e2e", "two daemons over loopback", spectrumkv::RunE2eBench},
+#endif
+};
+
+int Usage(std::FILE* to) {
+  std::fprintf(to, "usage: spectrumkv_bench SUBCOMMAND [options]\n");
+  for (const Subcommand& subcommand : kSubcommands) {
+    std::fprintf(to, "  %-8s %s\n", subcommand.name, subcommand.what);
+  }
+  return to == stdout ? 0 : 2;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 2) return Usage(stderr);
+  if (std::strcmp(argv[1], "--help") == 0) return Usage(stdout);
+  for (const Subcommand& subcommand : kSubcommands) {
+    if (std::strcmp(argv[1], subcommand.name) == 0) return subcommand.run(argc - 2, argv + 2);
+  }
+  std::fprintf(stderr, "unknown subcommand '%s'\n", argv[1]);
+  return Usage(stderr);
+}
