@@ -34,6 +34,16 @@ def test_pool_tells_its_schema_and_goes(daemon, client, group):
     assert not os.path.exists(path)
 
 
+def test_pool_in_a_file(daemon, client, group, tmp_path):
+    with client.shared_memory_pool([group], model="m", shared_dir=str(tmp_path)) as pool:
+        (schema,) = daemon.worker.pools.values()
+        path = tmp_path / schema.segments[0].file.path
+        assert path.stat().st_size == schema.segments[0].file.size_bytes
+        pool.k(2)[0, 0, 0, 0] = 1.0
+        assert path.read_bytes()[:2] == np.float16(1).tobytes()
+    assert not path.exists()
+
+
 def test_tokens_go_to_scattered_blocks_and_back(client, group):
     with client.shared_memory_pool([group], model="m") as pool:
         kv = np.random.default_rng(1).normal(size=(2, 2, 10, 3, 16)).astype(np.float16)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from spectrumkv.errors import SpectrumKVError, error_from_rpc, rpc
 from spectrumkv.groups import Group, block_runs
 from spectrumkv.hold import HoldThread
-from spectrumkv.segment import SharedSegment
+from spectrumkv.segment import SHM_DIRECTORY, SharedSegment
 from spectrumkv.v1 import schema_pb2, worker_service_pb2
 
 if TYPE_CHECKING:
@@ -186,27 +186,32 @@ class Pool:
 class SharedMemoryPool(Pool):
     """A pool in a shared memory segment that this process made; registered again by itself when the daemon restarts.
 
-    All groups lie in one segment, each at a multiple of 4096 bytes.
+    All groups lie in one segment, each at a multiple of 4096 bytes. shared_dir: where the segment is made instead of
+    /dev/shm, the daemon's memory.shared_dir as this process sees it; the daemon then maps it as a file.
     """
 
     _restorable = True
 
     def __init__(
         self, client: Client, groups: Sequence[Group], *, model: str, revision: str = "", lease_ttl_ms: int = 0,
-        segment_name: str = "", tensor_parallel_rank: int = 0, tensor_parallel_size: int = 1,
+        segment_name: str = "", shared_dir: str = "", tensor_parallel_rank: int = 0, tensor_parallel_size: int = 1,
     ) -> None:  # fmt: skip
         offsets, size = [], 0
         for group in groups:
             offsets.append(size)
             size += -(-group.size_bytes // _GROUP_ALIGN) * _GROUP_ALIGN
-        self.segment = SharedSegment(size, segment_name)
+        self.segment = SharedSegment(size, segment_name, shared_dir or SHM_DIRECTORY)
         self._views = [g.view(self.segment.memory, at) for g, at in zip(groups, offsets, strict=True)]
         schema = schema_pb2.PoolSchema(
             model=model, revision=revision, tensor_parallel_rank=tensor_parallel_rank,
             tensor_parallel_size=tensor_parallel_size,
             groups=[g.to_proto(0, at) for g, at in zip(groups, offsets, strict=True)],
         )  # fmt: skip
-        schema.segments.add().posix_shm.CopyFrom(schema_pb2.PosixShmSegment(name=self.segment.name, size_bytes=size))
+        segment = schema.segments.add()
+        if shared_dir:
+            segment.file.path, segment.file.size_bytes = self.segment.name.lstrip("/"), size
+        else:
+            segment.posix_shm.name, segment.posix_shm.size_bytes = self.segment.name, size
         try:
             super().__init__(client, schema, groups, lease_ttl_ms)
         except BaseException:

@@ -1,4 +1,4 @@
-"""A POSIX shared memory object that a worker owns."""
+"""Shared memory that a worker owns."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import weakref
 import numpy as np
 from numpy.typing import NDArray
 
-_DIRECTORY = "/dev/shm"
+SHM_DIRECTORY = "/dev/shm"
 _MODE = 0o660
 
 
 class SharedSegment:
-    """Creates `name` (as for shm_open, "/..."; a random one where empty) of `size_bytes`, fully populated.
+    """Creates the file `name` (a random one where empty) of `size_bytes`, fully populated, in `directory`.
+
+    In /dev/shm it is a POSIX shared memory object; `name` is then as for shm_open, "/...".
 
     The file has mode 0660 and the group of its directory, where this process may give it that one, so that a daemon of
     another user and the same group can open it. Every page is written once: a hole would be filled by whoever touches
@@ -26,13 +28,13 @@ class SharedSegment:
     mapped. Not thread-safe.
     """
 
-    def __init__(self, size_bytes: int, name: str = "") -> None:
+    def __init__(self, size_bytes: int, name: str = "", directory: str = SHM_DIRECTORY) -> None:
         self.name = name or f"/spectrumkv-{os.getpid()}-{secrets.token_hex(4)}"
         self.size_bytes = size_bytes
-        path = os.path.join(_DIRECTORY, self.name.lstrip("/"))
+        path = os.path.join(directory, self.name.lstrip("/"))
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            _share_with_group(descriptor)
+            _share_with_group(descriptor, directory)
             os.posix_fallocate(descriptor, 0, size_bytes)  # ENOSPC here, not SIGBUS later
             self._map = mmap.mmap(descriptor, size_bytes, mmap.MAP_SHARED)
         except BaseException:
@@ -56,8 +58,8 @@ def _unlink(path: str, owner: int) -> None:
             os.unlink(path)
 
 
-def _share_with_group(descriptor: int) -> None:
-    group = os.stat(_DIRECTORY).st_gid
+def _share_with_group(descriptor: int, directory: str) -> None:
+    group = os.stat(directory).st_gid
     if os.geteuid() == 0 or group in os.getgroups():
         os.fchown(descriptor, -1, group)
     os.fchmod(descriptor, _MODE)  # after the open: the umask does not apply here
