@@ -1,6 +1,9 @@
-// The fuzz target over seeded random inputs, for builds without libFuzzer.
+// The fuzz target over its corpus and seeded random inputs, for builds without libFuzzer.
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <random>
 #include <vector>
 
@@ -23,6 +26,18 @@ TEST(PlanFuzz, RandomInputs) {
     }
     LLVMFuzzerTestOneInput(input.data(), input.size());
   }
+}
+
+// Inputs the fuzzer found, one for each of many paths.
+TEST(PlanFuzz, Corpus) {
+  int replayed = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(SPECTRUMKV_SOURCE_DIR "/tests/fuzz/plan/corpus")) {
+    std::ifstream file(entry.path(), std::ios::binary);
+    const std::vector<char> bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
+    ++replayed;
+  }
+  EXPECT_GT(replayed, 30);
 }
 
 TEST(PlanFuzz, ShortInputs) {
