@@ -48,9 +48,7 @@ absl::StatusOr<Response> CallWithPool(Stub* stub, Method<Request, Response> meth
 
 }  // namespace
 
-std::string TargetOf(const std::string& address) {
-  return address.rfind('/', 0) == 0 ? "unix:" + address : address;
-}
+std::string TargetOf(const std::string& address) { return address.rfind('/', 0) == 0 ? "unix:" + address : address; }
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const Options& options) {
   grpc::ChannelArguments arguments;

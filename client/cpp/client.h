@@ -8,8 +8,8 @@
 //   absl::StatusOr<v1::TransferReport> report = (*client)->Wait(key, 30000);
 //
 // Calls that take a Pool fill in its reference; answered STALE_EPOCH (the daemon has restarted), they register the pool
-// again and try once more. Errors are those of the daemon (ReasonOf in status.h), or UNAVAILABLE without a reason where it
-// cannot be reached.
+// again and try once more. Errors are those of the daemon (ReasonOf in status.h), or UNAVAILABLE without a reason where
+// it cannot be reached.
 #pragma once
 
 #include <cstdint>
@@ -54,8 +54,8 @@ class Client {
 
   // Sees LayersReady and Progress. Called from the thread that waits.
   using EventCallback = std::function<void(const v1::WatchTransferResponse& event)>;
-  // Until the transfer is terminal: its report, whatever the state (OutcomeOf below). DEADLINE_EXCEEDED after timeout_ms;
-  // the transfer goes on. A broken watch is opened again.
+  // Until the transfer is terminal: its report, whatever the state (OutcomeOf below). DEADLINE_EXCEEDED after
+  // timeout_ms; the transfer goes on. A broken watch is opened again.
   absl::StatusOr<v1::TransferReport> Wait(const v1::TransferKey& key, int64_t timeout_ms,
                                           const EventCallback& on_event = nullptr);
 

@@ -14,16 +14,12 @@ uint64_t BlockBytes(const DenseLayout& layout) {
 uint64_t ElementBytes(v1::DataType type) {
   switch (type) {
     case v1::DATA_TYPE_FLOAT16:
-    case v1::DATA_TYPE_BFLOAT16:
-      return 2;
-    case v1::DATA_TYPE_FLOAT32:
-      return 4;
+    case v1::DATA_TYPE_BFLOAT16: return 2;
+    case v1::DATA_TYPE_FLOAT32: return 4;
     case v1::DATA_TYPE_FLOAT8_E4M3:
     case v1::DATA_TYPE_FLOAT8_E5M2:
-    case v1::DATA_TYPE_OPAQUE_BYTES:
-      return 1;
-    default:
-      return 0;
+    case v1::DATA_TYPE_OPAQUE_BYTES: return 1;
+    default: return 0;
   }
 }
 

@@ -17,18 +17,14 @@ namespace {
 absl::Status Failure(int error, const std::string& what) {
   const std::string message = what + ": " + std::strerror(error);
   switch (error) {
-    case EEXIST:
-      return MakeError(absl::StatusCode::kAlreadyExists, "SEGMENT_EXISTS", message);
+    case EEXIST: return MakeError(absl::StatusCode::kAlreadyExists, "SEGMENT_EXISTS", message);
     case ENOSPC:
     case ENOMEM:
     case EMFILE:
-    case ENFILE:
-      return MakeError(absl::StatusCode::kResourceExhausted, "SEGMENT_NO_SPACE", message);
+    case ENFILE: return MakeError(absl::StatusCode::kResourceExhausted, "SEGMENT_NO_SPACE", message);
     case EACCES:
-    case EPERM:
-      return MakeError(absl::StatusCode::kPermissionDenied, "SEGMENT_PERMISSION", message);
-    default:
-      return MakeError(absl::StatusCode::kInvalidArgument, "SEGMENT_FAILED", message);
+    case EPERM: return MakeError(absl::StatusCode::kPermissionDenied, "SEGMENT_PERMISSION", message);
+    default: return MakeError(absl::StatusCode::kInvalidArgument, "SEGMENT_FAILED", message);
   }
 }
 

@@ -6,8 +6,8 @@
 #include <map>
 #include <string>
 
-#include "absl/status/status.h"
 #include <grpcpp/support/status.h>
+#include "absl/status/status.h"
 
 namespace spectrumkv::client {
 

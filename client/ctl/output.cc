@@ -1,0 +1,129 @@
+#include "client/ctl/output.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include <google/protobuf/util/json_util.h>
+
+namespace spectrumkv::ctl {
+
+std::string ToJson(const google::protobuf::Message& message) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.add_whitespace = true;
+  options.always_print_primitive_fields = true;
+  options.preserve_proto_field_names = true;
+  std::string json;
+  if (!google::protobuf::util::MessageToJsonString(message, &json, options).ok()) return "{}\n";
+  return json;
+}
+
+std::string Table(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      text += row[i];
+      if (i + 1 < row.size()) text += std::string(widths[i] - row[i].size() + 2, ' ');
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+std::string Lines(const std::vector<std::pair<std::string, std::string>>& lines) {
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& [key, value] : lines) {
+    if (!value.empty()) rows.push_back({key + ":", value});
+  }
+  return Table(rows);
+}
+
+std::string Real(double value, int digits) {
+  char text[64];
+  std::snprintf(text, sizeof(text), "%.*f", digits, value);
+  return text;
+}
+
+std::string Bytes(uint64_t bytes) {
+  static const char* const kUnits[] = {"KiB", "MiB", "GiB", "TiB", "PiB"};
+  if (bytes < 1024) return std::to_string(bytes) + " B";
+  double value = static_cast<double>(bytes) / 1024;
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < std::size(kUnits)) {
+    value /= 1024;
+    ++unit;
+  }
+  return Real(value, value < 10 ? 2 : 1) + " " + kUnits[unit];
+}
+
+std::string Seconds(double seconds) {
+  if (seconds >= 1) return Real(seconds, 2) + " s";
+  if (seconds >= 1e-3) return Real(seconds * 1e3, 1) + " ms";
+  return Real(seconds * 1e6, 0) + " us";
+}
+
+std::string Percent(double share) { return Real(share * 100, 1) + " %"; }
+
+std::string Short(const std::string& name, const std::string& prefix) {
+  return name.compare(0, prefix.size(), prefix) == 0 ? name.substr(prefix.size()) : name;
+}
+
+std::string StateName(v1::TransferState state) { return Short(v1::TransferState_Name(state), "TRANSFER_STATE_"); }
+std::string RoleName(v1::TransferRole role) {
+  return role == v1::TRANSFER_ROLE_SENDER ? "sender" : role == v1::TRANSFER_ROLE_RECEIVER ? "receiver" : "";
+}
+
+std::string Tiers(const google::protobuf::RepeatedPtrField<v1::TierCount>& tiers) {
+  std::string text;
+  for (const v1::TierCount& count : tiers) {
+    text += (text.empty() ? "" : ", ") + Short(v1::Tier_Name(count.tier()), "TIER_") + " " +
+            std::to_string(count.k_tokens()) + "/" + std::to_string(count.v_tokens());
+  }
+  return text;
+}
+
+std::string ReportLines(const v1::TransferReport& r) {
+  const double kv_bytes = static_cast<double>(r.kv_bytes());
+  std::string stages;
+  for (const v1::StageTime& stage : r.stages()) {
+    stages += (stages.empty() ? "" : ", ") + stage.stage() + " " + Seconds(stage.seconds());
+  }
+  const auto count = [](uint64_t n) { return n == 0 ? std::string() : std::to_string(n); };
+  return Lines({
+      {"transfer", r.transfer_id()},
+      {"role", RoleName(r.role())},
+      {"state", StateName(r.state())},
+      {"reason", r.reason()},
+      {"message", r.message()},
+      {"tokens", std::to_string(r.tokens()) + (r.kept_tokens() < r.tokens() && r.kept_tokens() > 0
+                                                   ? " (" + std::to_string(r.kept_tokens()) + " kept)"
+                                                   : "")},
+      {"KV bytes", Bytes(r.kv_bytes())},
+      {"wire bytes",
+       Bytes(r.wire_bytes()) +
+           (r.kv_bytes() > 0 ? " (" + Percent(static_cast<double>(r.wire_bytes()) / kv_bytes) + ")" : "")},
+      {"saved", Bytes(r.saved_bytes())},
+      {"bits per value", r.bits_per_value() > 0 ? Real(r.bits_per_value(), 2) : ""},
+      {"escape overrun", r.escape_overrun_bytes() > 0 ? Bytes(r.escape_overrun_bytes()) : ""},
+      {"tiers (K/V)", Tiers(r.tiers())},
+      {"chunks", std::to_string(r.chunks())},
+      {"resent", count(r.chunks_resent())},
+      {"duplicate", count(r.chunks_duplicate())},
+      {"non-finite", count(r.nonfinite_values())},
+      {"rounded words", count(r.rounded_words())},
+      {"backend", r.backend()},
+      {"path", r.path()},
+      {"source guard", r.source_guard()},
+      {"attempts", count(r.attempts())},
+      {"streams", count(r.streams())},
+      {"first layer", r.first_layer_ready_seconds() > 0 ? Seconds(r.first_layer_ready_seconds()) : ""},
+      {"duration", Seconds(r.duration_seconds())},
+      {"stages", stages},
+  });
+}
+
+}  // namespace spectrumkv::ctl

@@ -1,0 +1,13 @@
+// v1.Policy as flags, shared by plan, send and publish.
+#pragma once
+
+#include "client/ctl/args.h"
+#include "spectrumkv/v1/policy.pb.h"
+
+namespace spectrumkv::ctl {
+
+std::vector<Flag> PolicyFlags();
+// Remembers errors in `args`. Reads the file of --scores.
+v1::Policy ReadPolicy(Args* args);
+
+}  // namespace spectrumkv::ctl
