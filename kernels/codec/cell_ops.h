@@ -32,8 +32,8 @@ struct CellsOut {
 struct CellOps {
   const char* name;
 
-  // The largest word with its sign bit cleared (EscapeLimitsOf).
-  uint32_t (*magnitude)(const CellsIn& cells);
+  // per_head[h]: the largest word of head h with its sign bit cleared (EscapeLimitsOf). Returns the largest of all.
+  uint32_t (*magnitude)(const CellsIn& cells, uint32_t* per_head);
 
   // Adds the squares to lanes[kEnergyLanes] in the order of scan_math.h, which also says how they are folded.
   void (*energy)(const CellsIn& cells, float* lanes);
@@ -42,8 +42,9 @@ struct CellOps {
   void (*accumulate)(const CellsIn& cells, float* sums);
 
   // One tier for all heads, not RAW; no value escapes. means: [heads, head_dim] to subtract (K in a rotated tier), or
-  // null. scales: heads bytes (Q4, Q3, Q2) or float16 words; codes: heads * CellBytes.
-  void (*encode)(const CellsIn& cells, Tier tier, const float* means, uint8_t* scales, uint8_t* codes);
+  // null. magnitudes: what `magnitude` gave; read by plain tiers only. scales: heads bytes (Q4, Q3, Q2) or float16 words; codes: heads * CellBytes.
+  void (*encode)(const CellsIn& cells, Tier tier, const float* means, const uint32_t* magnitudes, uint8_t* scales,
+                 uint8_t* codes);
 
   // The inverse, for any codes and any finite scales. means are added; null adds nothing, not even +0.
   void (*decode)(const CellsOut& cells, Tier tier, const float* means, const uint8_t* scales, const uint8_t* codes);

@@ -72,20 +72,49 @@ uint64_t CountNonFinite(const CellsIn& cells) {
   return found;
 }
 
-size_t AlignUp(size_t bytes) { return (bytes + 63) / 64 * 64; }
+// The parts of a Workspace that one Encode uses.
+struct EncodeScratch {
+  float* means;               // [heads, head_dim]
+  uint32_t* mean_magnitudes;  // [heads]
+  uint32_t* k_magnitudes;     // [tokens, heads]
+  uint32_t* v_magnitudes;     // the same
+  uint8_t* row;               // the values of one token
+  uint8_t* tier_map;          // [tokens], as on the wire
+
+  EncodeScratch(const ChunkDims& dims, Workspace* workspace) {
+    const size_t values = size_t{dims.heads} * dims.head_dim, cells = size_t{dims.tokens} * dims.heads;
+    const size_t sizes[] = {values * sizeof(float),   dims.heads * sizeof(uint32_t),
+                            cells * sizeof(uint32_t), cells * sizeof(uint32_t),
+                            values * SizeOf(dims.dtype), dims.tokens};
+    constexpr size_t kParts = sizeof(sizes) / sizeof(sizes[0]);
+    size_t offsets[kParts], total = 0;
+    for (size_t i = 0; i < kParts; ++i) {
+      offsets[i] = total;
+      total += (sizes[i] + 63) / 64 * 64;
+    }
+    uint8_t* memory = workspace->Reserve(total);
+    means = reinterpret_cast<float*>(memory + offsets[0]);
+    mean_magnitudes = reinterpret_cast<uint32_t*>(memory + offsets[1]);
+    k_magnitudes = reinterpret_cast<uint32_t*>(memory + offsets[2]);
+    v_magnitudes = reinterpret_cast<uint32_t*>(memory + offsets[3]);
+    row = memory + offsets[4];
+    tier_map = memory + offsets[5];
+  }
+};
 
 // One chunk being written.
 class ChunkWriter {
  public:
-  ChunkWriter(const CellOps& ops, const ChunkDims& dims, uint8_t* tier_map, float* means, uint8_t* out)
-      : ops_(ops), dims_(dims), tier_map_(tier_map), means_(means), out_(out) {}
+  ChunkWriter(const CellOps& ops, const ChunkDims& dims, const EncodeScratch& scratch, uint8_t* out)
+      : ops_(ops), dims_(dims), scratch_(scratch), tier_map_(scratch.tier_map), means_(scratch.means), out_(out) {}
 
-  // Decides escapes of one plane and puts its nibbles in the tier map. shift: 0 for K, 4 for V.
+  // Decides escapes of one plane and puts its nibbles in the tier map; keeps the cells' magnitudes. shift: 0 for K, 4
+  // for V.
   void Classify(const TokenReader& plane, const uint8_t* requested, int shift, EncodeResult* result) {
     const EscapeLimits limits = EscapeLimitsOf(dims_.dtype);
     for (uint32_t t = 0; t < dims_.tokens; ++t) {
       const CellsIn cells = plane.Token(t);
-      const EscapeClass escape = ClassOf(ops_.magnitude(cells), limits);
+      const EscapeClass escape = ClassOf(ops_.magnitude(cells, Magnitudes(shift, t)), limits);
       if (escape == kEscapeNonFinite) result->nonfinite_values += CountNonFinite(cells);
       Tier tier = static_cast<Tier>(requested[t] >> shift & 15);
       if (Escapes(tier, escape)) {
@@ -173,7 +202,9 @@ class ChunkWriter {
     uint8_t* codes = out_ + layout_.centre_codes.offset + run * count;
     const int64_t stride = static_cast<int64_t>(dims_.head_dim * sizeof(float));
     uint8_t* bytes = reinterpret_cast<uint8_t*>(means_);
-    ops_.encode(CellsIn{bytes, stride, dims_.heads, dims_.head_dim, DType::kFloat32}, Tier::kP8, nullptr, scales, codes);
+    const CellsIn mean_cells{bytes, stride, dims_.heads, dims_.head_dim, DType::kFloat32};
+    ops_.magnitude(mean_cells, scratch_.mean_magnitudes);
+    ops_.encode(mean_cells, Tier::kP8, nullptr, scratch_.mean_magnitudes, scales, codes);
     ops_.decode(CellsOut{bytes, stride, dims_.heads, dims_.head_dim, DType::kFloat32}, Tier::kP8, nullptr, scales,
                 codes);
   }
@@ -188,7 +219,7 @@ class ChunkWriter {
         continue;
       }
       uint8_t* scales = cursors->TakeScales(tier, dims_.heads);
-      ops_.encode(plane.Token(t), tier, IsRotated(tier) ? means : nullptr, scales, codes);
+      ops_.encode(plane.Token(t), tier, IsRotated(tier) ? means : nullptr, Magnitudes(shift, t), scales, codes);
       ++t;
     }
   }
@@ -215,8 +246,13 @@ class ChunkWriter {
     return run;
   }
 
+  uint32_t* Magnitudes(int shift, uint32_t token) const {
+    return (shift == 0 ? scratch_.k_magnitudes : scratch_.v_magnitudes) + size_t{token} * dims_.heads;
+  }
+
   const CellOps& ops_;
   const ChunkDims& dims_;
+  const EncodeScratch& scratch_;
   uint8_t* tier_map_;
   float* means_;
   uint8_t* out_;
@@ -228,24 +264,18 @@ class ChunkWriter {
 EncodeResult TableBackend::Encode(const ChunkDims& dims, const ChunkIdentity& identity, const SourcePlane& k,
                                   const SourcePlane* v, const uint8_t* tiers, Workspace* workspace, uint8_t* out,
                                   uint64_t capacity) const {
-  const size_t values = size_t{dims.heads} * dims.head_dim;
-  uint8_t* scratch = workspace->Reserve(AlignUp(values * sizeof(float)) + AlignUp(values * SizeOf(dims.dtype)) +
-                                        dims.tokens);
-  float* means = reinterpret_cast<float*>(scratch);
-  uint8_t* row = scratch + AlignUp(values * sizeof(float));
-  uint8_t* tier_map = row + AlignUp(values * SizeOf(dims.dtype));
-  std::memset(tier_map, 0, dims.tokens);
-
+  const EncodeScratch scratch(dims, workspace);
+  std::memset(scratch.tier_map, 0, dims.tokens);
   EncodeResult result;
-  ChunkWriter writer(ops_, dims, tier_map, means, out);
-  const TokenReader keys(dims, k, row);
-  const TokenReader values_reader(dims, dims.has_v ? *v : k, row);
+  ChunkWriter writer(ops_, dims, scratch, out);
+  const TokenReader keys(dims, k, scratch.row);
+  const TokenReader values(dims, dims.has_v ? *v : k, scratch.row);
   writer.Classify(keys, tiers, 0, &result);
-  if (dims.has_v) writer.Classify(values_reader, tiers, 4, &result);
+  if (dims.has_v) writer.Classify(values, tiers, 4, &result);
   if (!writer.Begin(capacity)) return result;
   SectionCursors<uint8_t> cursors(out, writer.layout());
   writer.WriteKeys(keys, &cursors);
-  if (dims.has_v) writer.WriteValues(values_reader, &cursors);
+  if (dims.has_v) writer.WriteValues(values, &cursors);
   result.chunk_bytes = writer.Finish(identity);
   return result;
 }
@@ -256,18 +286,19 @@ void TableBackend::Scan(const ChunkDims& dims, const SourcePlane& plane, TokenSc
   const bool strided = plane.dim_stride_bytes != static_cast<int64_t>(word);
   alignas(64) uint8_t gathered[kMaxHeadDim * sizeof(float)];
   alignas(64) float lanes[kEnergyLanes];
+  uint32_t magnitudes[kMaxHeads];
   for (uint32_t t = 0; t < dims.tokens; ++t) {
     std::fill_n(lanes, kEnergyLanes, 0.0f);
     uint32_t magnitude = 0;
     if (!strided) {
       const CellsIn cells{plane.rows[t], plane.head_stride_bytes, dims.heads, dims.head_dim, dims.dtype};
-      magnitude = ops_.magnitude(cells);
+      magnitude = ops_.magnitude(cells, magnitudes);
       ops_.energy(cells, lanes);
     }
     for (uint32_t h = 0; strided && h < dims.heads; ++h) {
       GatherHead(plane.rows[t] + h * plane.head_stride_bytes, plane.dim_stride_bytes, dims.head_dim, word, gathered);
       const CellsIn head{gathered, 0, 1, dims.head_dim, dims.dtype};
-      magnitude = std::max(magnitude, ops_.magnitude(head));
+      magnitude = std::max(magnitude, ops_.magnitude(head, magnitudes));
       ops_.energy(head, lanes);
     }
     out[t].escape = ClassOf(magnitude, limits);

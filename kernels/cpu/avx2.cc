@@ -54,13 +54,16 @@ struct Avx2 {
   static F Butterfly(F x, F swapped, __m256i sign) {
     return _mm256_add_ps(swapped, _mm256_castsi256_ps(_mm256_xor_si256(_mm256_castps_si256(x), sign)));
   }
-  // Stages h = 1, 2, 4.
-  static F RotateLanes(F x) {
+  // The rotation's stage of partners h lanes apart; h is a constant after inlining.
+  static inline __attribute__((always_inline)) F LaneStage(F x, int h) {
     constexpr int kSign = INT32_MIN;
-    x = Butterfly(x, _mm256_permute_ps(x, 0xB1), _mm256_setr_epi32(0, kSign, 0, kSign, 0, kSign, 0, kSign));
-    x = Butterfly(x, _mm256_permute_ps(x, 0x4E), _mm256_setr_epi32(0, 0, kSign, kSign, 0, 0, kSign, kSign));
-    return Butterfly(x, _mm256_permute2f128_ps(x, x, 0x01),
-                     _mm256_setr_epi32(0, 0, 0, 0, kSign, kSign, kSign, kSign));
+    switch (h) {
+      case 1: return Butterfly(x, _mm256_permute_ps(x, 0xB1), _mm256_setr_epi32(0, kSign, 0, kSign, 0, kSign, 0, kSign));
+      case 2: return Butterfly(x, _mm256_permute_ps(x, 0x4E), _mm256_setr_epi32(0, 0, kSign, kSign, 0, 0, kSign, kSign));
+      default:
+        return Butterfly(x, _mm256_permute2f128_ps(x, x, 0x01),
+                         _mm256_setr_epi32(0, 0, 0, 0, kSign, kSign, kSign, kSign));
+    }
   }
 
   static B SetBytes(int x) { return _mm256_set1_epi8(static_cast<char>(x)); }
@@ -84,14 +87,6 @@ struct Avx2 {
   static F LaneIndex() { return _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7); }
   static F Lookup(F table, const uint8_t* codes) {
     return _mm256_permutevar8x32_ps(table, _mm256_cvtepu8_epi32(Load64(codes)));
-  }
-
-  static Scale Plain(float absmax, float top) { return PlainScale(absmax, top); }
-  static Scale Stepped(float absmax, float share, float rotation, float inverse) {
-    return SteppedScale(absmax, share, rotation, inverse);
-  }
-  static Scale Rotated8(float absmax, float rotation, float inverse) {
-    return Rotated8Scale(absmax, rotation, inverse);
   }
 };
 

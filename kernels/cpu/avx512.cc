@@ -55,12 +55,14 @@ struct Avx512 {
     const __m512i sign = _mm512_maskz_set1_epi32(static_cast<__mmask16>(sign_lanes), INT32_MIN);
     return _mm512_add_ps(swapped, _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(x), sign)));
   }
-  // Stages h = 1, 2, 4, 8.
-  static F RotateLanes(F x) {
-    x = Butterfly(x, _mm512_permute_ps(x, 0xB1), 0xAAAA);
-    x = Butterfly(x, _mm512_permute_ps(x, 0x4E), 0xCCCC);
-    x = Butterfly(x, _mm512_shuffle_f32x4(x, x, 0xB1), 0xF0F0);
-    return Butterfly(x, _mm512_shuffle_f32x4(x, x, 0x4E), 0xFF00);
+  // The rotation's stage of partners h lanes apart; h is a constant after inlining.
+  static inline __attribute__((always_inline)) F LaneStage(F x, int h) {
+    switch (h) {
+      case 1: return Butterfly(x, _mm512_permute_ps(x, 0xB1), 0xAAAA);
+      case 2: return Butterfly(x, _mm512_permute_ps(x, 0x4E), 0xCCCC);
+      case 4: return Butterfly(x, _mm512_shuffle_f32x4(x, x, 0xB1), 0xF0F0);
+      default: return Butterfly(x, _mm512_shuffle_f32x4(x, x, 0x4E), 0xFF00);
+    }
   }
 
   static B SetBytes(int x) { return _mm512_set1_epi8(static_cast<char>(x)); }
@@ -85,14 +87,6 @@ struct Avx512 {
   static F LaneIndex() { return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
   static F Lookup(F table, const uint8_t* codes) {
     return _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(Load128(codes)), table);
-  }
-
-  static Scale Plain(float absmax, float top) { return PlainScale(absmax, top); }
-  static Scale Stepped(float absmax, float share, float rotation, float inverse) {
-    return SteppedScale(absmax, share, rotation, inverse);
-  }
-  static Scale Rotated8(float absmax, float rotation, float inverse) {
-    return Rotated8Scale(absmax, rotation, inverse);
   }
 };
 

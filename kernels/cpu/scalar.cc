@@ -157,7 +157,9 @@ void EncodeRotatedCell(const float* z, Tier tier, uint32_t head_dim, uint8_t* sc
   FloorCodes(z, scale.reciprocal, bits, head_dim, codes);
 }
 
-void EncodeCells(const CellsIn& cells, Tier tier, const float* means, uint8_t* scales, uint8_t* codes) {
+// The magnitudes are found again: the definition leans on nothing.
+void EncodeCells(const CellsIn& cells, Tier tier, const float* means, const uint32_t* /*magnitudes*/, uint8_t* scales,
+                 uint8_t* codes) {
   const uint32_t head_dim = cells.head_dim;
   const size_t cell_bytes = CellBytes(tier, head_dim, cells.dtype);
   const size_t scale_bytes = HasScale8(tier) ? 1 : 2;
@@ -216,22 +218,28 @@ void DecodeCells(const CellsOut& cells, Tier tier, const float* means, const uin
 
 // --- Passes over values
 
-uint32_t Magnitude(const CellsIn& cells) {
+uint32_t HeadMagnitude(const uint8_t* from, DType dtype, uint32_t count) {
+  uint32_t largest = 0;
+  for (uint32_t d = 0; d < count; ++d) {
+    uint32_t bits;
+    if (dtype == DType::kFloat32) {
+      std::memcpy(&bits, from + 4 * d, sizeof(bits));
+      bits &= 0x7FFFFFFF;
+    } else {
+      uint16_t word;
+      std::memcpy(&word, from + 2 * d, sizeof(word));
+      bits = word & 0x7FFFu;
+    }
+    largest = bits > largest ? bits : largest;
+  }
+  return largest;
+}
+
+uint32_t Magnitude(const CellsIn& cells, uint32_t* per_head) {
   uint32_t largest = 0;
   for (uint32_t h = 0; h < cells.heads; ++h) {
-    const uint8_t* from = cells.data + h * cells.head_stride_bytes;
-    for (uint32_t d = 0; d < cells.head_dim; ++d) {
-      uint32_t bits;
-      if (cells.dtype == DType::kFloat32) {
-        std::memcpy(&bits, from + 4 * d, sizeof(bits));
-        bits &= 0x7FFFFFFF;
-      } else {
-        uint16_t word;
-        std::memcpy(&word, from + 2 * d, sizeof(word));
-        bits = word & 0x7FFFu;
-      }
-      largest = bits > largest ? bits : largest;
-    }
+    per_head[h] = HeadMagnitude(cells.data + h * cells.head_stride_bytes, cells.dtype, cells.head_dim);
+    largest = per_head[h] > largest ? per_head[h] : largest;
   }
   return largest;
 }

@@ -17,6 +17,9 @@
 #include "kernels/codec/scan_math.h"
 #include "kernels/cpu/simd_bytes.h"
 
+// Registers passed through memory cost more than the arithmetic: whatever takes a functor is inlined.
+#define SPECTRUMKV_SIMD_INLINE inline __attribute__((always_inline))
+
 namespace spectrumkv {
 namespace {
 
@@ -33,7 +36,7 @@ inline uint32_t Rotation(uint32_t head_dim) {
 }
 
 template <typename V, DType kType>
-inline typename V::F LoadValues(const uint8_t* from) {
+SPECTRUMKV_SIMD_INLINE typename V::F LoadValues(const uint8_t* from) {
   if constexpr (kType == DType::kFloat16) {
     return V::LoadHalf(from);
   } else if constexpr (kType == DType::kBFloat16) {
@@ -44,7 +47,7 @@ inline typename V::F LoadValues(const uint8_t* from) {
 }
 
 template <typename V, DType kType>
-inline void StoreValues(uint8_t* to, typename V::F x) {
+SPECTRUMKV_SIMD_INLINE void StoreValues(uint8_t* to, typename V::F x) {
   if constexpr (kType == DType::kFloat16) {
     V::StoreHalf(to, x);
   } else if constexpr (kType == DType::kBFloat16) {
@@ -57,10 +60,16 @@ inline void StoreValues(uint8_t* to, typename V::F x) {
 // --- Rotation. source(d) gives the V::kLanes values from d on; sink(d, x) takes the rotated ones.
 
 template <typename V, int kRegs, typename Source, typename Sink>
-inline __attribute__((always_inline)) void RotateBlock(uint32_t base, const Source& source, const Sink& sink) {
+SPECTRUMKV_SIMD_INLINE void RotateBlock(uint32_t base, const Source& source, const Sink& sink) {
   typename V::F x[kRegs];
 #pragma GCC unroll 16
-  for (int i = 0; i < kRegs; ++i) x[i] = V::RotateLanes(source(base + static_cast<uint32_t>(i * V::kLanes)));
+  for (int i = 0; i < kRegs; ++i) x[i] = source(base + static_cast<uint32_t>(i * V::kLanes));
+  // Stage by stage over all registers: independent work stands side by side.
+#pragma GCC unroll 4
+  for (int h = 1; h < V::kLanes; h *= 2) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kRegs; ++i) x[i] = V::LaneStage(x[i], h);
+  }
 #pragma GCC unroll 4
   for (int h = 1; h < kRegs; h *= 2) {
 #pragma GCC unroll 16
@@ -76,7 +85,7 @@ inline __attribute__((always_inline)) void RotateBlock(uint32_t base, const Sour
 }
 
 template <typename V, int kRegs, typename Source, typename Sink>
-inline void RotateBlocks(uint32_t head_dim, const Source& source, const Sink& sink) {
+SPECTRUMKV_SIMD_INLINE void RotateBlocks(uint32_t head_dim, const Source& source, const Sink& sink) {
   for (uint32_t base = 0; base < head_dim; base += kRegs * V::kLanes) {
     RotateBlock<V, kRegs>(base, source, sink);
   }
@@ -84,7 +93,7 @@ inline void RotateBlocks(uint32_t head_dim, const Source& source, const Sink& si
 
 // The last stage, or the last two, of a rotation larger than a block; `partial` holds the blocks.
 template <typename V, typename Sink>
-inline void FinishRotation(uint32_t head_dim, uint32_t rotation, const float* partial, const Sink& sink) {
+SPECTRUMKV_SIMD_INLINE void FinishRotation(uint32_t head_dim, uint32_t rotation, const float* partial, const Sink& sink) {
   constexpr uint32_t kBlock = V::kMaxBlock * V::kLanes;
   for (uint32_t base = 0; base < head_dim; base += rotation) {
     for (uint32_t d = base; d < base + kBlock; d += V::kLanes) {
@@ -107,7 +116,7 @@ inline void FinishRotation(uint32_t head_dim, uint32_t rotation, const float* pa
 
 // `partial`: head_dim floats of scratch.
 template <typename V, typename Source, typename Sink>
-inline void RotateCell(uint32_t head_dim, uint32_t rotation, float* partial, const Source& source, const Sink& sink) {
+SPECTRUMKV_SIMD_INLINE void RotateCell(uint32_t head_dim, uint32_t rotation, float* partial, const Source& source, const Sink& sink) {
   constexpr int kMax = V::kMaxBlock;
   const int regs = static_cast<int>(rotation) / V::kLanes;
   if (regs > kMax) {
@@ -163,19 +172,11 @@ inline uint32_t MaxMagnitude(const uint8_t* from, uint32_t count) {
 }
 
 template <DType kType>
-inline float MagnitudeValue(uint32_t magnitude) {
-  if constexpr (kType == DType::kFloat16) return HalfToFloat(magnitude);
-  if constexpr (kType == DType::kBFloat16) return BfloatToFloat(magnitude);
-  return BitsFloat(magnitude);
-}
-
-template <DType kType>
-uint32_t TokenMagnitude(const CellsIn& cells) {
-  const int64_t dense = static_cast<int64_t>(cells.head_dim) * WordBytes(kType);
-  if (cells.head_stride_bytes == dense) return MaxMagnitude<kType>(cells.data, cells.heads * cells.head_dim);
+uint32_t TokenMagnitude(const CellsIn& cells, uint32_t* per_head) {
   uint32_t largest = 0;
   for (uint32_t h = 0; h < cells.heads; ++h) {
     const uint32_t head = MaxMagnitude<kType>(cells.data + h * cells.head_stride_bytes, cells.head_dim);
+    per_head[h] = head;
     largest = head > largest ? head : largest;
   }
   return largest;
@@ -218,7 +219,7 @@ void TokenAccumulate(const CellsIn& cells, float* sums) {
 
 // Codes of a cell, one per byte: convert(a, b, c, d) makes the bytes of 4 * kLanes values. `codes` has kBytePadding.
 template <typename V, typename Source, typename Convert>
-inline void QuantiseCell(uint32_t head_dim, const Source& source, const Convert& convert, uint8_t* codes) {
+SPECTRUMKV_SIMD_INLINE void QuantiseCell(uint32_t head_dim, const Source& source, const Convert& convert, uint8_t* codes) {
   constexpr uint32_t kGroup = 4 * V::kLanes;
   uint32_t d = 0;
   for (; d + kGroup <= head_dim; d += kGroup) {
@@ -231,14 +232,84 @@ inline void QuantiseCell(uint32_t head_dim, const Source& source, const Convert&
                                    or_zero(d + 3 * V::kLanes)));
 }
 
-inline void StoreScale16(uint32_t bits, uint8_t* out) {
-  const uint16_t half = static_cast<uint16_t>(bits);
-  __builtin_memcpy(out, &half, sizeof(half));
+// --- Scales of up to kGroupCells cells at once: a division takes as long for eight cells as for one. The formulas are
+// those of codec_math.h; the conversions to float16 are the machine's, which round the same way.
+
+constexpr uint32_t kGroupCells = 8;
+constexpr uint32_t kGroupFloats = 4096;  // rotated values kept at once
+
+struct GroupScales {
+  alignas(32) float absmax[kGroupCells] = {};
+  alignas(32) float reciprocal[kGroupCells];  // 0 where all codes are those of zero
+};
+
+inline uint32_t GroupSize(uint32_t head_dim, uint32_t heads_left) {
+  const uint32_t most = head_dim * kGroupCells <= kGroupFloats ? kGroupCells : kGroupFloats / head_dim;
+  return heads_left < most ? heads_left : most;
 }
+
+inline __m128i ToHalf(__m256 x) { return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+// 1 / x, and 0 where x is 0.
+inline __m256 ReciprocalOrZero(__m256 x) {
+  const __m256 nonzero = _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_NEQ_OQ);
+  return _mm256_and_ps(_mm256_div_ps(_mm256_set1_ps(1.0f), x), nonzero);
+}
+
+inline void StoreFront(__m128i bytes, uint32_t count, uint8_t* out) {
+  alignas(16) uint8_t whole[16];
+  if (count == 16) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), bytes);
+    return;
+  }
+  _mm_store_si128(reinterpret_cast<__m128i*>(whole), bytes);
+  for (uint32_t i = 0; i < count; ++i) out[i] = whole[i];
+}
+
+// The values of magnitude words.
+template <DType kType>
+inline void LoadAbsmax(const uint32_t* magnitudes, uint32_t cells, GroupScales* group) {
+  alignas(32) uint32_t words[kGroupCells] = {};
+  for (uint32_t i = 0; i < cells; ++i) words[i] = magnitudes[i];
+  const __m256i bits = _mm256_load_si256(reinterpret_cast<const __m256i*>(words));
+  __m256 values = _mm256_castsi256_ps(bits);
+  if constexpr (kType == DType::kBFloat16) values = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
+  if constexpr (kType == DType::kFloat16) {
+    values = _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1)));
+  }
+  _mm256_store_ps(group->absmax, values);
+}
+
+inline void PlainScales(float top, uint32_t cells, GroupScales* group, uint8_t* out) {
+  const __m128i half = ToHalf(_mm256_div_ps(_mm256_load_ps(group->absmax), _mm256_set1_ps(top)));
+  _mm256_store_ps(group->reciprocal, ReciprocalOrZero(_mm256_cvtph_ps(half)));
+  StoreFront(half, cells * 2, out);
+}
+
+inline void Rotated8Scales(float rotation, uint32_t cells, GroupScales* group, uint8_t* out) {
+  const __m256 share = _mm256_div_ps(_mm256_load_ps(group->absmax), _mm256_set1_ps(127.0f));
+  const __m256 unit = _mm256_mul_ps(share, _mm256_set1_ps(1.0f / rotation));
+  const __m128i half = ToHalf(_mm256_mul_ps(unit, _mm256_set1_ps(64.0f)));
+  const __m256 scale = _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(0.015625f));
+  _mm256_store_ps(group->reciprocal, ReciprocalOrZero(_mm256_mul_ps(scale, _mm256_set1_ps(rotation))));
+  StoreFront(half, cells * 2, out);
+}
+
+inline void SteppedScales(float share, float rotation, uint32_t cells, GroupScales* group, uint8_t* out) {
+  const __m256 t = _mm256_mul_ps(_mm256_load_ps(group->absmax), _mm256_set1_ps(share));
+  const __m256 unit = _mm256_mul_ps(t, _mm256_set1_ps(1.0f / rotation));
+  const __m128i half = ToHalf(_mm256_mul_ps(unit, _mm256_set1_ps(64.0f)));
+  const __m128i byte = _mm_srli_epi16(_mm_add_epi16(half, _mm_set1_epi16(64)), 7);
+  const __m256 scale = _mm256_mul_ps(_mm256_cvtph_ps(_mm_slli_epi16(byte, 7)), _mm256_set1_ps(0.015625f));
+  _mm256_store_ps(group->reciprocal, ReciprocalOrZero(_mm256_mul_ps(scale, _mm256_set1_ps(rotation))));
+  StoreFront(_mm_packus_epi16(byte, byte), cells, out);
+}
+
+// --- Codes
 
 // Rounded codes within [-top, top], of P8, P4, Q8 and centres.
 template <typename V, typename Source>
-inline void RoundCell(uint32_t head_dim, float reciprocal, int top, const Source& source, uint8_t* codes) {
+SPECTRUMKV_SIMD_INLINE void RoundCell(uint32_t head_dim, float reciprocal, int top, const Source& source, uint8_t* codes) {
   const typename V::F r = V::Set(reciprocal);
   const typename V::B low = V::SetBytes(-top), high = V::SetBytes(top);
   QuantiseCell<V>(
@@ -249,34 +320,41 @@ inline void RoundCell(uint32_t head_dim, float reciprocal, int top, const Source
       codes);
 }
 
+template <typename V, typename Source>
+SPECTRUMKV_SIMD_INLINE void QuantisePlainCell(uint32_t head_dim, Tier tier, float reciprocal, const Source& source,
+                                              uint8_t* buffer, uint8_t* out) {
+  if (tier == Tier::kP8) {
+    const bool direct = head_dim % (4 * V::kLanes) == 0;
+    RoundCell<V>(head_dim, reciprocal, 127, source, direct ? out : buffer);
+    if (!direct) CopyCodes(buffer, head_dim, out);
+    return;
+  }
+  const typename V::F r = V::Set(reciprocal);
+  const typename V::B low = V::SetBytes(-7), high = V::SetBytes(7), offset = V::SetBytes(8);
+  QuantiseCell<V>(
+      head_dim, [&](uint32_t d) { return V::Mul(source(d), r); },
+      [&](typename V::F a, typename V::F b, typename V::F c, typename V::F d) {
+        return V::AddBytes(V::MinBytes(V::MaxBytes(V::RoundToBytes(a, b, c, d), low), high), offset);
+      },
+      buffer);
+  PackNibbles(buffer, head_dim, out);
+}
+
 template <typename V, DType kType>
-void EncodePlain(const CellsIn& cells, Tier tier, uint8_t* scales, uint8_t* codes) {
-  const uint32_t head_dim = cells.head_dim;
-  const bool p8 = tier == Tier::kP8;
-  const int top = p8 ? 127 : 7;
-  const bool direct = p8 && head_dim % (4 * V::kLanes) == 0;
+void EncodePlain(const CellsIn& cells, Tier tier, const uint32_t* magnitudes, uint8_t* scales, uint8_t* codes) {
+  const uint32_t head_dim = cells.head_dim, cell_bytes = tier == Tier::kP8 ? head_dim : head_dim / 2;
   alignas(64) uint8_t buffer[kMaxDim + kBytePadding];
-  for (uint32_t h = 0; h < cells.heads; ++h) {
-    const uint8_t* from = cells.data + h * cells.head_stride_bytes;
-    const float absmax = MagnitudeValue<kType>(MaxMagnitude<kType>(from, head_dim));
-    const Scale scale = V::Plain(absmax, static_cast<float>(top));
-    StoreScale16(scale.bits, scales + size_t{h} * 2);
-    const auto source = [=](uint32_t d) { return LoadValues<V, kType>(from + d * WordBytes(kType)); };
-    uint8_t* out = codes + size_t{h} * (p8 ? head_dim : head_dim / 2);
-    if (p8) {
-      RoundCell<V>(head_dim, scale.reciprocal, top, source, direct ? out : buffer);
-      if (!direct) CopyCodes(buffer, head_dim, out);
-      continue;
+  GroupScales group;
+  for (uint32_t first = 0; first < cells.heads; first += kGroupCells) {
+    const uint32_t left = cells.heads - first, count = left < kGroupCells ? left : kGroupCells;
+    LoadAbsmax<kType>(magnitudes + first, count, &group);
+    PlainScales(tier == Tier::kP8 ? 127.0f : 7.0f, count, &group, scales + size_t{first} * 2);
+    for (uint32_t i = 0; i < count; ++i) {
+      const uint8_t* from = cells.data + (first + i) * cells.head_stride_bytes;
+      const auto source = [=](uint32_t d) { return LoadValues<V, kType>(from + d * WordBytes(kType)); };
+      QuantisePlainCell<V>(head_dim, tier, group.reciprocal[i], source, buffer,
+                           codes + size_t{first + i} * cell_bytes);
     }
-    const typename V::F r = V::Set(scale.reciprocal);
-    const typename V::B low = V::SetBytes(-7), high = V::SetBytes(7), offset = V::SetBytes(8);
-    QuantiseCell<V>(
-        head_dim, [&](uint32_t d) { return V::Mul(source(d), r); },
-        [&](typename V::F a, typename V::F b, typename V::F c, typename V::F d) {
-          return V::AddBytes(V::MinBytes(V::MaxBytes(V::RoundToBytes(a, b, c, d), low), high), offset);
-        },
-        buffer);
-    PackNibbles(buffer, head_dim, out);
   }
 }
 
@@ -292,24 +370,18 @@ inline uint32_t RotatedCellBytes(Tier tier, uint32_t head_dim) {
   return tier == Tier::kQ3 ? head_dim / 4 + head_dim / 8 : head_dim / 4;
 }
 
-// Quantises a rotated cell z with its largest magnitude.
 template <typename V>
-inline void EncodeRotatedCell(const float* z, float absmax, Tier tier, uint32_t head_dim, uint8_t* scale_out,
-                              uint8_t* buffer, uint8_t* out) {
-  const float rotation = static_cast<float>(Rotation(head_dim));
+SPECTRUMKV_SIMD_INLINE void QuantiseRotatedCell(const float* z, float reciprocal, Tier tier, uint32_t head_dim,
+                                                uint8_t* buffer, uint8_t* out) {
   const auto source = [=](uint32_t d) { return V::Load(z + d); };
   if (tier == Tier::kQ8) {
-    const Scale scale = V::Rotated8(absmax, rotation, 1.0f / rotation);
-    StoreScale16(scale.bits, scale_out);
     const bool direct = head_dim % (4 * V::kLanes) == 0;
-    RoundCell<V>(head_dim, scale.reciprocal, 127, source, direct ? out : buffer);
+    RoundCell<V>(head_dim, reciprocal, 127, source, direct ? out : buffer);
     if (!direct) CopyCodes(buffer, head_dim, out);
     return;
   }
   const int bits = BitsOf(tier), middle = 1 << (bits - 1);
-  const Scale scale = V::Stepped(absmax, StepShare(bits, head_dim), rotation, 1.0f / rotation);
-  *scale_out = static_cast<uint8_t>(scale.bits);
-  const typename V::F r = V::Set(scale.reciprocal);
+  const typename V::F r = V::Set(reciprocal);
   // Clamped before the offset is added: the same, and no byte overflows.
   const typename V::B low = V::SetBytes(-middle), high = V::SetBytes(middle - 1), offset = V::SetBytes(middle);
   QuantiseCell<V>(
@@ -321,31 +393,50 @@ inline void EncodeRotatedCell(const float* z, float absmax, Tier tier, uint32_t 
   PackStepped(buffer, bits, head_dim, out);
 }
 
+// Writes the rotated cell to z; returns its largest magnitude.
+template <typename V, DType kType>
+SPECTRUMKV_SIMD_INLINE float RotateInput(const uint8_t* from, const float* mean, uint32_t head_dim, float* z) {
+  const uint32_t rotation = Rotation(head_dim);
+  typename V::F largest = V::Zero();
+  const auto sink = [&](uint32_t d, typename V::F x) {
+    V::Store(z + d, x);
+    largest = V::MaxAbs(largest, x);
+  };
+  if (mean != nullptr) {
+    RotateCell<V>(head_dim, rotation, z, [=](uint32_t d) {
+      return V::Sub(LoadValues<V, kType>(from + d * WordBytes(kType)), V::Load(mean + d));
+    }, sink);
+  } else {
+    RotateCell<V>(head_dim, rotation, z, [=](uint32_t d) {
+      return LoadValues<V, kType>(from + d * WordBytes(kType));
+    }, sink);
+  }
+  return V::ReduceMax(largest);
+}
+
 template <typename V, DType kType>
 void EncodeRotated(const CellsIn& cells, Tier tier, const float* means, uint8_t* scales, uint8_t* codes) {
-  const uint32_t head_dim = cells.head_dim, rotation = Rotation(head_dim);
-  const uint32_t cell_bytes = RotatedCellBytes(tier, head_dim), scale_bytes = tier == Tier::kQ8 ? 2 : 1;
-  alignas(64) float z[kMaxDim];
+  const uint32_t head_dim = cells.head_dim, cell_bytes = RotatedCellBytes(tier, head_dim);
+  const float rotation = static_cast<float>(Rotation(head_dim));
+  alignas(64) float z[kGroupFloats];
   alignas(64) uint8_t buffer[kMaxDim + kBytePadding];
-  for (uint32_t h = 0; h < cells.heads; ++h) {
-    const uint8_t* from = cells.data + h * cells.head_stride_bytes;
-    typename V::F largest = V::Zero();
-    const auto sink = [&](uint32_t d, typename V::F x) {
-      V::Store(z + d, x);
-      largest = V::MaxAbs(largest, x);
-    };
-    if (means != nullptr) {
-      const float* mean = means + size_t{h} * head_dim;
-      RotateCell<V>(head_dim, rotation, z, [=](uint32_t d) {
-        return V::Sub(LoadValues<V, kType>(from + d * WordBytes(kType)), V::Load(mean + d));
-      }, sink);
-    } else {
-      RotateCell<V>(head_dim, rotation, z, [=](uint32_t d) {
-        return LoadValues<V, kType>(from + d * WordBytes(kType));
-      }, sink);
+  GroupScales group;
+  for (uint32_t first = 0, count = 0; first < cells.heads; first += count) {
+    count = GroupSize(head_dim, cells.heads - first);
+    for (uint32_t i = 0; i < count; ++i) {
+      const float* mean = means == nullptr ? nullptr : means + size_t{first + i} * head_dim;
+      group.absmax[i] = RotateInput<V, kType>(cells.data + (first + i) * cells.head_stride_bytes, mean, head_dim,
+                                              z + i * head_dim);
     }
-    EncodeRotatedCell<V>(z, V::ReduceMax(largest), tier, head_dim, scales + size_t{h} * scale_bytes, buffer,
-                         codes + size_t{h} * cell_bytes);
+    if (tier == Tier::kQ8) {
+      Rotated8Scales(rotation, count, &group, scales + size_t{first} * 2);
+    } else {
+      SteppedScales(StepShare(BitsOf(tier), head_dim), rotation, count, &group, scales + first);
+    }
+    for (uint32_t i = 0; i < count; ++i) {
+      QuantiseRotatedCell<V>(z + i * head_dim, group.reciprocal[i], tier, head_dim, buffer,
+                             codes + size_t{first + i} * cell_bytes);
+    }
   }
 }
 
@@ -381,7 +472,7 @@ struct SteppedLevels {
 };
 
 template <typename V, DType kType, typename Levels>
-inline void StoreLevels(const Levels& levels, uint32_t head_dim, uint8_t* to) {
+SPECTRUMKV_SIMD_INLINE void StoreLevels(const Levels& levels, uint32_t head_dim, uint8_t* to) {
   for (uint32_t d = 0; d < head_dim; d += V::kLanes) StoreValues<V, kType>(to + d * WordBytes(kType), levels(d));
 }
 
@@ -402,7 +493,7 @@ void DecodePlain(const CellsOut& cells, Tier tier, const uint8_t* scales, const 
 }
 
 template <typename V, DType kType, typename Levels>
-inline void DecodeRotatedCell(const Levels& levels, uint32_t head_dim, const float* mean, uint8_t* to) {
+SPECTRUMKV_SIMD_INLINE void DecodeRotatedCell(const Levels& levels, uint32_t head_dim, const float* mean, uint8_t* to) {
   alignas(64) float partial[V::kMaxBlock * V::kLanes >= 256 ? 1 : kMaxDim];
   const uint32_t rotation = Rotation(head_dim);
   if (mean != nullptr) {
@@ -445,10 +536,10 @@ void DecodeRotated(const CellsOut& cells, Tier tier, const float* means, const u
 
 template <typename V>
 struct SimdOps {
-  static uint32_t Magnitude(const CellsIn& cells) {
-    if (!HasFastPath(cells.head_dim)) return ScalarCellOps().magnitude(cells);
-    if (cells.dtype == DType::kFloat32) return TokenMagnitude<DType::kFloat32>(cells);
-    return TokenMagnitude<DType::kFloat16>(cells);  // the words' masks are the same
+  static uint32_t Magnitude(const CellsIn& cells, uint32_t* per_head) {
+    if (!HasFastPath(cells.head_dim)) return ScalarCellOps().magnitude(cells, per_head);
+    if (cells.dtype == DType::kFloat32) return TokenMagnitude<DType::kFloat32>(cells, per_head);
+    return TokenMagnitude<DType::kFloat16>(cells, per_head);  // bfloat16 words have the same sign bit
   }
 
   static void Energy(const CellsIn& cells, float* lanes) {
@@ -470,17 +561,19 @@ struct SimdOps {
   }
 
   template <DType kType>
-  static void EncodeAs(const CellsIn& cells, Tier tier, const float* means, uint8_t* scales, uint8_t* codes) {
-    if (tier == Tier::kP8 || tier == Tier::kP4) return EncodePlain<V, kType>(cells, tier, scales, codes);
+  static void EncodeAs(const CellsIn& cells, Tier tier, const float* means, const uint32_t* magnitudes,
+                       uint8_t* scales, uint8_t* codes) {
+    if (tier == Tier::kP8 || tier == Tier::kP4) return EncodePlain<V, kType>(cells, tier, magnitudes, scales, codes);
     EncodeRotated<V, kType>(cells, tier, means, scales, codes);
   }
 
-  static void Encode(const CellsIn& cells, Tier tier, const float* means, uint8_t* scales, uint8_t* codes) {
-    if (!HasFastPath(cells.head_dim)) return ScalarCellOps().encode(cells, tier, means, scales, codes);
+  static void Encode(const CellsIn& cells, Tier tier, const float* means, const uint32_t* magnitudes, uint8_t* scales,
+                     uint8_t* codes) {
+    if (!HasFastPath(cells.head_dim)) return ScalarCellOps().encode(cells, tier, means, magnitudes, scales, codes);
     switch (cells.dtype) {
-      case DType::kFloat16: return EncodeAs<DType::kFloat16>(cells, tier, means, scales, codes);
-      case DType::kBFloat16: return EncodeAs<DType::kBFloat16>(cells, tier, means, scales, codes);
-      case DType::kFloat32: return EncodeAs<DType::kFloat32>(cells, tier, means, scales, codes);
+      case DType::kFloat16: return EncodeAs<DType::kFloat16>(cells, tier, means, magnitudes, scales, codes);
+      case DType::kBFloat16: return EncodeAs<DType::kBFloat16>(cells, tier, means, magnitudes, scales, codes);
+      case DType::kFloat32: return EncodeAs<DType::kFloat32>(cells, tier, means, magnitudes, scales, codes);
     }
   }
 

@@ -62,7 +62,10 @@ TEST(SelfTestTest, PassesOnEverySupportedBackendQuickly) {
 }
 
 // Faults an instruction set could have, one function at a time.
-uint32_t WrongMagnitude(const CellsIn&) { return 0; }
+uint32_t WrongMagnitude(const CellsIn& cells, uint32_t* per_head) {
+  ScalarCellOps().magnitude(cells, per_head);
+  return 0;
+}
 void WrongEnergy(const CellsIn& cells, float* lanes) {
   ScalarCellOps().energy(cells, lanes);
   lanes[5] *= 1.5f;
@@ -72,8 +75,9 @@ void WrongSums(const CellsIn& cells, float* sums) {
   sums[0] += 8.0f;
 }
 template <Tier kBroken>
-void WrongEncode(const CellsIn& cells, Tier tier, const float* means, uint8_t* scales, uint8_t* codes) {
-  ScalarCellOps().encode(cells, tier, means, scales, codes);
+void WrongEncode(const CellsIn& cells, Tier tier, const float* means, const uint32_t* magnitudes, uint8_t* scales,
+                 uint8_t* codes) {
+  ScalarCellOps().encode(cells, tier, means, magnitudes, scales, codes);
   if (tier == kBroken) codes[0] ^= 1;
 }
 template <Tier kBroken>
