@@ -1,0 +1,343 @@
+#include "server/lifecycle/daemon.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "cmake/version.h"
+#include "kernels/codec/registry.h"
+#include "kernels/cpu/cpu_backends.h"
+#include "server/base/clock.h"
+#include "server/base/executor.h"
+#include "server/base/ids.h"
+#include "server/base/log.h"
+#include "server/base/status.h"
+#include "server/lifecycle/drain.h"
+#include "server/lifecycle/gauges.h"
+#include "server/lifecycle/grpc_servers.h"
+#include "server/lifecycle/socket_guard.h"
+#include "server/memory/slot_pool.h"
+#include "server/metrics/metrics.h"
+#include "server/pool/pool.h"
+#include "server/service/admin_service.h"
+#include "server/service/worker_service.h"
+#include "server/stream/grpc_transport.h"
+#include "server/stream/peer_server.h"
+#include "server/transfer/transfer_manager.h"
+
+namespace spectrumkv {
+namespace {
+
+constexpr size_t kControlThreads = 2;
+constexpr size_t kCallThreads = 4;
+// For calls that end by themselves once their transfers have: watchers get their last event.
+constexpr int kServerGraceMs = 500;
+constexpr char kReadiness[] = "readiness";
+constexpr char kLiveness[] = "liveness";
+
+PeerSecurity SecurityOf(const Config& config) {
+  PeerSecurity security;
+  security.mode = config.peer.security == "plain" ? PeerSecurity::Mode::kPlain : PeerSecurity::Mode::kMtls;
+  security.cert_file = config.peer.tls.certificate_file;
+  security.key_file = config.peer.tls.private_key_file;
+  security.ca_file = config.peer.tls.ca_file;
+  return security;
+}
+
+PoolLimits PoolLimitsOf(const Config& config) {
+  PoolLimits limits;
+  limits.shared_dir = config.memory.shared_dir;
+  limits.shm_prefix = config.memory.shm_prefix;
+  limits.max_owned_bytes = config.memory.max_owned_bytes;
+  limits.max_pools = static_cast<uint32_t>(config.memory.max_pools);
+  limits.max_chunk_bytes = kMaxChunkKvBytes;
+  limits.lease_default_ttl_ms = static_cast<int64_t>(config.lease.default_ttl_ms);
+  limits.lease_min_ttl_ms = static_cast<int64_t>(config.lease.min_ttl_ms);
+  limits.lease_max_ttl_ms = static_cast<int64_t>(config.lease.max_ttl_ms);
+  return limits;
+}
+
+TransferOptions TransferOptionsOf(const Config& config, uint64_t epoch) {
+  TransferOptions options;
+  options.epoch = epoch;
+  options.progress_timeout_ms = static_cast<int64_t>(config.transfer.progress_timeout_ms);
+  options.streams = static_cast<uint32_t>(config.peer.streams);
+  options.credits_per_transfer = static_cast<uint32_t>(config.transfer.credits_per_transfer);
+  options.max_active = static_cast<uint32_t>(config.transfer.max_active);
+  options.max_waiting_peers = static_cast<uint32_t>(config.peer.max_waiting_transfers);
+  options.terminal_memory_ms = static_cast<int64_t>(config.transfer.terminal_memory_seconds) * 1000;
+  options.terminal_memory_count = static_cast<uint32_t>(config.transfer.terminal_memory_count);
+  return options;
+}
+
+}  // namespace
+
+class Daemon::Impl {
+ public:
+  explicit Impl(const Config& config) : config_(config), epoch_(RandomU64()) {}
+  ~Impl() { Stop(); }
+
+  absl::Status Start();
+  void Stop();
+  void Drain(int64_t timeout_ms, std::function<void(DrainOutcome)> done) { drain_->Drain(timeout_ms, std::move(done)); }
+  const DaemonAddresses& addresses() const { return addresses_; }
+  uint64_t epoch() const { return epoch_; }
+
+ private:
+  absl::Status StartCodec();
+  absl::Status StartEngine();
+  absl::Status StartServers();
+  absl::Status StartHealth();
+  absl::Status StartLocal(const std::string& name, const std::string& path, unsigned mode,
+                          const LocalServer::Options& options, std::unique_ptr<SocketGuard>* guard,
+                          std::unique_ptr<LocalServer>* server);
+  DaemonStatus Status() const;
+
+  const Config config_;
+  const uint64_t epoch_;
+  DaemonAddresses addresses_;
+  int64_t started_ns_ = 0;
+  std::atomic<bool> ready_{false};
+
+  // In the order of their making; Stop undoes it in reverse.
+  BackendRegistry backends_;
+  const Backend* backend_ = nullptr;
+  std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<Clock> clock_;
+  std::unique_ptr<ThreadPool> control_, compute_, calls_;
+  std::unique_ptr<SlotPool> send_slots_, receive_slots_;
+  std::unique_ptr<PoolRegistry> pools_;
+  std::unique_ptr<GrpcTransport> transport_;
+  std::unique_ptr<TransferManager> transfers_;
+  std::unique_ptr<DrainController> drain_;
+  std::unique_ptr<GaugeRefresher> gauges_;
+  ServiceContext context_;
+  AdminHooks hooks_;
+  std::unique_ptr<grpc::Service> worker_service_, admin_service_;
+  std::unique_ptr<LocalServer> health_;
+  std::unique_ptr<SocketGuard> worker_guard_, admin_guard_;
+  std::unique_ptr<LocalServer> worker_, admin_;
+  std::unique_ptr<PeerServer> peer_;
+  std::unique_ptr<MetricsExposer> exposer_;
+};
+
+absl::Status Daemon::Impl::StartCodec() {
+  AddCpuBackends(&backends_);
+  std::string error;
+  backend_ = backends_.Choose(config_.codec.backend, &error);
+  if (backend_ == nullptr) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "BACKEND_UNAVAILABLE", "codec.backend: " + error,
+                     {{"backend", config_.codec.backend}});
+  }
+  if (config_.codec.self_test && !SelfTest(*backend_, &error)) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "SELF_TEST_FAILED",
+                     "codec backend " + std::string(backend_->name()) + " fails its self-test: " + error,
+                     {{"backend", backend_->name()}});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::Impl::StartEngine() {
+  const size_t cores = std::max(1u, std::thread::hardware_concurrency());
+  clock_ = NewSystemClock();
+  started_ns_ = clock_->NowNs();
+  control_ = std::make_unique<ThreadPool>(kControlThreads);
+  compute_ = std::make_unique<ThreadPool>(config_.codec.threads == 0 ? cores : config_.codec.threads);
+  calls_ = std::make_unique<ThreadPool>(kCallThreads);
+  send_slots_ = std::make_unique<SlotPool>(config_.memory.send_slots, config_.memory.slot_bytes);
+  receive_slots_ = std::make_unique<SlotPool>(config_.memory.receive_slots, config_.memory.slot_bytes);
+
+  mkdir(config_.memory.shared_dir.c_str(), 0770);  // where it cannot be made, FILE segments are refused one by one
+  PoolEvents events;
+  events.lease_expired = [metrics = metrics_.get()](const std::string& kind) {
+    metrics->CountLeaseExpired(kind == "source"        ? MetricLease::kSource
+                               : kind == "destination" ? MetricLease::kDestination
+                                                       : MetricLease::kPool);
+  };
+  pools_ = PoolRegistry::Create(PoolLimitsOf(config_), epoch_, clock_.get(), std::move(events));
+
+  GrpcTransportOptions transport;
+  transport.security = SecurityOf(config_);
+  transport.connect_timeout_ms = static_cast<int64_t>(config_.peer.connect_timeout_ms);
+  transport.max_message_bytes = config_.peer.max_message_bytes;
+  auto made = GrpcTransport::Create(transport);
+  if (!made.ok()) return made.status();
+  transport_ = *std::move(made);
+
+  TransferParts parts;
+  parts.clock = clock_.get();
+  parts.control = control_.get();
+  parts.compute = compute_.get();
+  parts.transport = transport_.get();
+  parts.send_slots = send_slots_.get();
+  parts.receive_slots = receive_slots_.get();
+  parts.backend = backend_;
+  parts.metrics = metrics_.get();
+  transfers_ = TransferManager::Create(TransferOptionsOf(config_, epoch_), parts);
+  drain_ = std::make_unique<DrainController>(clock_.get(), transfers_.get(),
+                                             static_cast<int64_t>(config_.drain.timeout_ms), [this] {
+                                               ready_ = false;
+                                               health_->SetServing(kReadiness, false);
+                                               pools_->StartDraining();
+                                             });
+  gauges_ = std::make_unique<GaugeRefresher>(GaugeRefresher::Sources{clock_.get(), metrics_.get(), pools_.get(),
+                                                                     send_slots_.get(), receive_slots_.get()});
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::Impl::StartHealth() {
+  LocalServer::Options options;
+  options.tcp_address = config_.health.listen_address;
+  options.health = true;
+  auto server = LocalServer::Start(options);
+  if (!server.ok()) return server.status();
+  health_ = *std::move(server);
+  health_->SetServing(kLiveness, true);
+  health_->SetServing(kReadiness, false);
+  addresses_.health = health_->tcp_address();
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::Impl::StartLocal(const std::string& name, const std::string& path, unsigned mode,
+                                      const LocalServer::Options& options, std::unique_ptr<SocketGuard>* guard,
+                                      std::unique_ptr<LocalServer>* server) {
+  auto taken = SocketGuard::Take(path);
+  if (!taken.ok()) return taken.status();
+  *guard = *std::move(taken);
+  auto started = LocalServer::Start(options);
+  if (!started.ok()) return started.status();
+  *server = *std::move(started);
+  const absl::Status status = (*guard)->SetMode(mode);
+  if (status.ok()) SPECTRUMKV_LOG(kInfo, "lifecycle", "listening", {"server", name}, {"address", "unix:" + path});
+  return status;
+}
+
+absl::Status Daemon::Impl::StartServers() {
+  auto defaults = DefaultsOf(config_);
+  if (!defaults.ok()) return defaults.status();
+  context_ = {epoch_,          *std::move(defaults), pools_.get(), transfers_.get(),
+              metrics_.get(), backend_,             calls_.get(), compute_.get()};
+  hooks_.status = [this] { return Status(); };
+  hooks_.drain = [this](int64_t timeout_ms, std::function<void(DrainOutcome)> done) {
+    Drain(timeout_ms, std::move(done));
+  };
+  hooks_.config_yaml = PrintConfig(config_);
+  hooks_.backends = &backends_;
+  hooks_.send_slots = send_slots_.get();
+  hooks_.receive_slots = receive_slots_.get();
+  worker_service_ = NewWorkerService(&context_);
+  admin_service_ = NewAdminService(&context_, &hooks_);
+
+  LocalServer::Options worker{config_.worker.socket, config_.worker.tcp_address, worker_service_.get(), true, true};
+  absl::Status status = StartLocal("worker", config_.worker.socket, static_cast<unsigned>(config_.worker.socket_mode),
+                                   worker, &worker_guard_, &worker_);
+  if (!status.ok()) return status;
+  LocalServer::Options admin{config_.admin.socket, "", admin_service_.get(), false, true};
+  status = StartLocal("admin", config_.admin.socket, 0600, admin, &admin_guard_, &admin_);
+  if (!status.ok()) return status;
+
+  PeerServerOptions peer;
+  peer.listen_address = config_.peer.listen_address;
+  peer.security = SecurityOf(config_);
+  peer.max_message_bytes = config_.peer.max_message_bytes;
+  auto peer_server = PeerServer::Start(peer, transfers_.get());
+  if (!peer_server.ok()) return peer_server.status();
+  peer_ = *std::move(peer_server);
+  auto exposer = MetricsExposer::Start(config_.metrics.listen_address, *metrics_);
+  if (!exposer.ok()) return exposer.status();
+  exposer_ = *std::move(exposer);
+
+  addresses_.worker_socket = config_.worker.socket;
+  addresses_.admin_socket = config_.admin.socket;
+  addresses_.worker_tcp = worker_->tcp_address();
+  addresses_.peer = peer_->address();
+  addresses_.metrics = WithPort(config_.metrics.listen_address, exposer_->port());
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::Impl::Start() {
+  absl::Status status = SetLogFormat(config_.log.format);
+  if (status.ok()) status = SetLogLevel(config_.log.level);
+  if (status.ok()) status = StartHealth();
+  if (status.ok()) status = StartCodec();
+  if (!status.ok()) return status;
+  metrics_ = std::make_unique<Metrics>(Metrics::BuildInfo{Version(), VersionText(), backend_->name()});
+  status = StartEngine();
+  if (status.ok()) status = StartServers();
+  if (!status.ok()) return status;
+  ready_ = true;
+  health_->SetServing(kReadiness, true);
+  SPECTRUMKV_LOG(kInfo, "lifecycle", "ready", {"version", VersionText()}, {"epoch", epoch_},
+                 {"backend", backend_->name()}, {"peer", addresses_.peer}, {"peer_security", config_.peer.security},
+                 {"health", addresses_.health}, {"metrics", addresses_.metrics});
+  if (config_.peer.security == "plain") {
+    SPECTRUMKV_LOG(kWarning, "lifecycle", "peers are not authenticated and their link is not encrypted",
+                   {"peer.security", "plain"});
+  }
+  return absl::OkStatus();
+}
+
+DaemonStatus Daemon::Impl::Status() const {
+  DaemonStatus status;
+  status.version = VersionText();
+  status.peer_security = config_.peer.security;
+  status.uptime_seconds = static_cast<double>(clock_->NowNs() - started_ns_) * 1e-9;
+  status.ready = ready_;
+  status.draining = drain_->draining();
+  status.worker_address = "unix:" + addresses_.worker_socket;
+  status.admin_address = "unix:" + addresses_.admin_socket;
+  status.peer_address = addresses_.peer;
+  status.health_address = addresses_.health;
+  status.metrics_address = addresses_.metrics;
+  return status;
+}
+
+void Daemon::Impl::Stop() {
+  ready_ = false;
+  if (health_ != nullptr) health_->SetServing(kReadiness, false);
+  // Transfers end while both sides can still be told.
+  if (transfers_ != nullptr) transfers_->Shutdown();
+  if (worker_ != nullptr) worker_->Shutdown(kServerGraceMs);
+  if (admin_ != nullptr) admin_->Shutdown(kServerGraceMs);
+  peer_.reset();
+  if (transport_ != nullptr) transport_->Shutdown();
+  exposer_.reset();
+  worker_.reset();
+  admin_.reset();
+  worker_guard_.reset();
+  admin_guard_.reset();
+  gauges_.reset();
+  // Nothing brings new work any more: what is queued runs, then the threads end.
+  calls_.reset();
+  compute_.reset();
+  control_.reset();
+  drain_.reset();
+  transfers_.reset();
+  transport_.reset();
+  pools_.reset();
+  clock_.reset();
+  health_.reset();
+}
+
+Daemon::Daemon(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Daemon::~Daemon() = default;
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
+  auto impl = std::make_unique<Impl>(config);
+  const absl::Status status = impl->Start();
+  if (!status.ok()) return status;
+  return std::unique_ptr<Daemon>(new Daemon(std::move(impl)));
+}
+
+const DaemonAddresses& Daemon::addresses() const { return impl_->addresses(); }
+uint64_t Daemon::epoch() const { return impl_->epoch(); }
+void Daemon::Drain(std::function<void(bool)> done) {
+  impl_->Drain(0, [done = std::move(done)](const DrainOutcome& outcome) { done(outcome.status.ok()); });
+}
+void Daemon::Stop() { impl_->Stop(); }
+
+}  // namespace spectrumkv

@@ -1,0 +1,34 @@
+// Keeps the gauges of pools and staging slots current: once at the start, then every second.
+#pragma once
+
+#include <memory>
+
+#include "server/base/clock.h"
+#include "server/memory/slot_pool.h"
+#include "server/metrics/metrics.h"
+#include "server/pool/pool.h"
+
+namespace spectrumkv {
+
+class GaugeRefresher {
+ public:
+  struct Sources {  // borrowed
+    Clock* clock = nullptr;
+    Metrics* metrics = nullptr;
+    const PoolRegistry* pools = nullptr;
+    const SlotPool* send_slots = nullptr;
+    const SlotPool* receive_slots = nullptr;
+  };
+  explicit GaugeRefresher(const Sources& sources);
+  // No source is touched after it.
+  ~GaugeRefresher();
+  GaugeRefresher(const GaugeRefresher&) = delete;
+  GaugeRefresher& operator=(const GaugeRefresher&) = delete;
+
+ private:
+  struct State;
+  static void Refresh(const std::shared_ptr<State>& state);
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace spectrumkv

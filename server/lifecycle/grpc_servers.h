@@ -1,0 +1,48 @@
+// The local gRPC servers of a daemon. A C++ gRPC server shows all its services on all its ports, so each is an object of
+// its own: Worker (service, health, reflection), Admin (service, reflection), Health (health alone). The Peer server is
+// server/stream/peer_server.h.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include <grpcpp/impl/service_type.h>
+#include <grpcpp/server.h>
+
+namespace grpc {
+class CallbackGenericService;
+}
+
+namespace spectrumkv {
+
+// One running server. Not thread-safe, but for SetServing.
+class LocalServer {
+ public:
+  struct Options {
+    std::string socket;       // path, or ""
+    std::string tcp_address;  // host:port, or ""; port 0 takes a free one
+    grpc::Service* service = nullptr;  // borrowed; null: none
+    bool health = false;
+    bool reflection = false;
+  };
+  // Serves when it returns. UNAVAILABLE LISTEN_FAILED where an address is taken or not permitted. While a socket is
+  // bound the process's umask is 0117. Servers must be started one after the other.
+  static absl::StatusOr<std::unique_ptr<LocalServer>> Start(const Options& options);
+  ~LocalServer();
+
+  // tcp_address with the real port; "" where there is none.
+  const std::string& tcp_address() const { return tcp_address_; }
+  // Of a server with health: `name` answers SERVING or NOT_SERVING.
+  void SetServing(const std::string& name, bool serving);
+  // Ends calls that are left after grace_ms by cancelling them, waits for all. Idempotent.
+  void Shutdown(int grace_ms);
+
+ private:
+  LocalServer() = default;
+  std::unique_ptr<grpc::CallbackGenericService> refuse_all_;
+  std::unique_ptr<grpc::Server> server_;
+  std::string tcp_address_;
+};
+
+}  // namespace spectrumkv

@@ -1,0 +1,47 @@
+#include "server/lifecycle/run.h"
+
+#include <unistd.h>
+
+#include <string>
+
+#include "server/base/log.h"
+#include "server/base/status.h"
+#include "server/lifecycle/daemon.h"
+#include "server/lifecycle/signals.h"
+#include "server/stream/tune_allocator.h"
+
+namespace spectrumkv {
+namespace {
+
+int Fail(const absl::Status& status) {
+  SPECTRUMKV_LOG(kError, "lifecycle", "cannot start", {"reason", ReasonOf(status)},
+                 {"error", std::string(status.message())});
+  return 1;
+}
+
+}  // namespace
+
+void PrepareProcess() { TuneAllocator(); }
+
+int RunDaemon(const Config& config, const std::string& ready_file) {
+  StopSignals signals;  // before the first thread
+  auto daemon = Daemon::Start(config);
+  if (!daemon.ok()) return Fail(daemon.status());
+  if (!ready_file.empty()) {
+    const absl::Status status = WriteReadyFile(ready_file, (*daemon)->addresses(), (*daemon)->epoch());
+    if (!status.ok()) return Fail(status);
+  }
+  const int signal = signals.Wait();
+  SPECTRUMKV_LOG(kInfo, "lifecycle", "stopping", {"signal", signal});
+  (*daemon)->Drain([&signals](bool drained) {
+    if (!drained) SPECTRUMKV_LOG(kWarning, "lifecycle", "transfers are left after the drain timeout");
+    signals.Wake();
+  });
+  if (signals.Wait() != 0) SPECTRUMKV_LOG(kWarning, "lifecycle", "second signal: not waiting any longer");
+  (*daemon)->Stop();
+  if (!ready_file.empty()) unlink(ready_file.c_str());
+  SPECTRUMKV_LOG(kInfo, "lifecycle", "stopped");
+  return 0;
+}
+
+}  // namespace spectrumkv

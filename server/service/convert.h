@@ -1,0 +1,94 @@
+// Protobuf <-> domain: the last place that sees a worker's messages. Everything a worker can send is bounded and checked
+// here for shape: lengths, counts, enum ranges, characters. What depends on the pool or the plan is checked there.
+//
+// Errors are InvalidArgument with the reason stated, Unimplemented for what this version knows and refuses; the message
+// names the field, the value and the limit. Pure and thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/config/config.h"
+#include "server/plan/plan.h"
+#include "server/pool/pool.h"
+#include "server/pool/schema.h"
+#include "server/transfer/report.h"
+#include "spectrumkv/v1/worker_service.pb.h"
+
+namespace spectrumkv {
+
+// Of one message, in either direction. Bounds what one call can hold in memory.
+constexpr int kMaxWorkerMessageBytes = 16 << 20;
+// PutBlocks and GetBlocks put no more data in one message, unless a single block is larger.
+constexpr uint64_t kBlockMessageBytes = 1 << 20;
+
+constexpr size_t kMaxNameLength = 256;
+constexpr size_t kMaxPathLength = 1024;
+constexpr size_t kMaxIdLength = 128;
+constexpr int kMaxGroups = 64;
+constexpr int kMaxLayers = 2048;
+constexpr int kMaxSegments = 8192;
+constexpr int kMaxBlockRuns = 1 << 20;
+constexpr size_t kTransferTokenBytes = 16;
+
+// What requests leave open, and how far they may go.
+struct RequestDefaults {
+  Policy policy;
+  uint32_t max_tokens = 1 << 22;
+  int64_t deadline_ms = 30000, max_deadline_ms = 600000;
+  int64_t lease_ttl_ms = 30000, min_lease_ttl_ms = 1000, max_lease_ttl_ms = 600000;
+  int64_t unregister_timeout_ms = 60000;
+  int64_t max_unregister_timeout_ms = 600000;
+};
+// INVALID_CONFIG for names that are no allocator or tier.
+absl::StatusOr<RequestDefaults> DefaultsOf(const Config& config);
+
+// INVALID_SCHEMA, OUT_OF_RANGE; UNSUPPORTED_DTYPE, UNSUPPORTED_GROUP, CUDA_NOT_AVAILABLE.
+absl::StatusOr<PoolSchema> SchemaFromProto(const v1::PoolSchema& proto);
+
+// What is left open comes from `defaults`. INVALID_POLICY, INVALID_TIERS; UNKNOWN_TIER. Budget, scores and decay are
+// checked by the planner.
+absl::StatusOr<Policy> PolicyFromProto(const v1::Policy& proto, const Policy& defaults);
+
+// INVALID_BLOCKS.
+absl::StatusOr<std::vector<GroupBlockList>> BlocksFromProto(
+    const google::protobuf::RepeatedPtrField<v1::GroupBlocks>& proto);
+absl::StatusOr<std::vector<BlockRange>> RunsFromProto(const google::protobuf::RepeatedPtrField<v1::BlockRun>& proto,
+                                                      const std::string& field);
+
+// 1..128 of A-Z a-z 0-9 . _ : - : INVALID_TRANSFER_ID, INVALID_REQUEST_ID.
+absl::Status CheckTransferId(const std::string& id);
+absl::Status CheckRequestId(const std::string& id);
+// INVALID_POOL_REF.
+absl::Status CheckPoolRef(const v1::PoolRef& pool);
+// Empty or 16 bytes: INVALID_TOKEN. The value is never shown.
+absl::Status CheckTransferToken(const std::string& token);
+// host:port or [v6]:port: INVALID_PEER.
+absl::Status CheckPeerAddress(const std::string& peer);
+// Absent, or 0 of 1: PARTS_UNSUPPORTED.
+absl::Status CheckPart(bool present, const v1::Part& part);
+// 1..max_tokens: OUT_OF_RANGE.
+absl::Status CheckTokenCount(uint32_t tokens, const RequestDefaults& defaults);
+// 0: the default. OUT_OF_RANGE above the maximum.
+absl::StatusOr<int64_t> DeadlineOf(uint64_t deadline_ms, const RequestDefaults& defaults);
+absl::StatusOr<int64_t> LeaseTtlOf(uint64_t ttl_ms, const RequestDefaults& defaults);
+absl::StatusOr<int64_t> UnregisterTimeoutOf(uint64_t timeout_ms, const RequestDefaults& defaults);
+// UNSPECIFIED: empty. INVALID_ROLE.
+absl::StatusOr<std::optional<Role>> RoleFromProto(v1::TransferRole role);
+// INVALID_BLOCKS.
+absl::StatusOr<PlaneId> PlaneFromProto(v1::Plane plane);
+
+// Equal messages have equal fingerprints, others practically never; of this process only.
+std::string FingerprintOf(const google::protobuf::MessageLite& request);
+
+v1::Tier TierToProto(Tier tier);
+v1::TransferState StateToProto(TransferState state);
+void TierCountsToProto(const TierTotals& totals, google::protobuf::RepeatedPtrField<v1::TierCount>* out);
+void TokenRunsToProto(const std::vector<TokenRange>& runs, google::protobuf::RepeatedPtrField<v1::TokenRun>* out);
+void ReportToProto(const TransferReport& report, v1::TransferReport* out);
+
+}  // namespace spectrumkv

@@ -1,0 +1,133 @@
+#include <utility>
+
+#include "server/service/check.h"
+#include "server/service/convert.h"
+
+namespace spectrumkv {
+namespace {
+
+// Numbers of TIER_RAW .. TIER_Q8 are the wire's tier ids plus one.
+static_assert(v1::TIER_RAW == 1 + static_cast<int>(Tier::kRaw) && v1::TIER_P8 == 1 + static_cast<int>(Tier::kP8) &&
+              v1::TIER_Q4 == 1 + static_cast<int>(Tier::kQ4) && v1::TIER_Q3 == 1 + static_cast<int>(Tier::kQ3) &&
+              v1::TIER_Q2 == 1 + static_cast<int>(Tier::kQ2) && v1::TIER_P4 == 1 + static_cast<int>(Tier::kP4) &&
+              v1::TIER_Q8 == 1 + static_cast<int>(Tier::kQ8) && v1::TIER_DROP == 1 + kTierCount);
+
+absl::StatusOr<Allocator> AllocatorFromProto(v1::Allocator allocator) {
+  switch (allocator) {
+    case v1::ALLOCATOR_GREEDY: return Allocator::kGreedy;
+    case v1::ALLOCATOR_SINK_PROTECT: return Allocator::kSinkProtect;
+    case v1::ALLOCATOR_BALANCED: return Allocator::kBalanced;
+    case v1::ALLOCATOR_TWO_TIER: return Allocator::kTwoTier;
+    case v1::ALLOCATOR_UNIFORM: return Allocator::kUniform;
+    case v1::ALLOCATOR_RANDOM: return Allocator::kRandom;
+    case v1::ALLOCATOR_PDTRIM: return Allocator::kPdTrim;
+    case v1::ALLOCATOR_SLIDING_WINDOW_SINK: return Allocator::kSlidingWindowSink;
+    case v1::ALLOCATOR_RAW: return Allocator::kRaw;
+    default:
+      return Unsupported("UNKNOWN_ALLOCATOR", "policy.allocator",
+                         "is " + std::to_string(static_cast<int>(allocator)) + ", no allocator of this version");
+  }
+}
+
+absl::Status UnknownTier(const std::string& field, int tier) {
+  return Unsupported("UNKNOWN_TIER", field, "holds " + std::to_string(tier) + ", no tier of this version");
+}
+
+absl::Status SetTiers(const v1::Policy& proto, Policy* policy) {
+  if (proto.tiers_size() == 0) return absl::OkStatus();
+  if (proto.tiers_size() > kTierCount + 1) {
+    return Invalid("INVALID_TIERS", "policy.tiers", "are " + std::to_string(proto.tiers_size()) + ", there are but " +
+                                                        std::to_string(kTierCount + 1));
+  }
+  policy->tiers.clear();
+  policy->allow_drop = false;
+  for (const int tier : proto.tiers()) {
+    if (tier == v1::TIER_UNSPECIFIED) return Invalid("INVALID_TIERS", "policy.tiers", "holds TIER_UNSPECIFIED");
+    if (tier < 0 || tier > v1::TIER_DROP) return UnknownTier("policy.tiers", tier);
+    if (tier == v1::TIER_DROP) {
+      policy->allow_drop = true;
+      continue;
+    }
+    policy->tiers.push_back(static_cast<Tier>(tier - 1));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SetImportance(const v1::Importance& proto, Policy* policy) {
+  policy->scores.assign(proto.scores().begin(), proto.scores().end());
+  policy->scores_per_layer = proto.scores_per_layer();
+  if (proto.decay_lambda() != 0) policy->decay_lambda = proto.decay_lambda();
+  if (proto.has_sinks()) policy->sinks = proto.sinks();
+  switch (proto.source()) {
+    case v1::IMPORTANCE_SOURCE_UNSPECIFIED:
+      policy->importance = policy->scores.empty() ? ImportanceSource::kPosition : ImportanceSource::kScores;
+      return absl::OkStatus();
+    case v1::IMPORTANCE_SOURCE_SCORES:
+      policy->importance = ImportanceSource::kScores;
+      return absl::OkStatus();
+    case v1::IMPORTANCE_SOURCE_POSITION:
+      policy->importance = ImportanceSource::kPosition;
+      return absl::OkStatus();
+    case v1::IMPORTANCE_SOURCE_KEY_NORM:
+      policy->importance = ImportanceSource::kKeyNorm;
+      return absl::OkStatus();
+    default:
+      return Invalid("INVALID_POLICY", "policy.importance.source",
+                     "is " + std::to_string(static_cast<int>(proto.source())) + ", no importance source");
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<Policy> PolicyFromProto(const v1::Policy& proto, const Policy& defaults) {
+  Policy policy = defaults;
+  if (proto.has_budget()) policy.budget = proto.budget();
+  if (proto.allocator() != v1::ALLOCATOR_UNSPECIFIED) {
+    const auto allocator = AllocatorFromProto(proto.allocator());
+    if (!allocator.ok()) return allocator.status();
+    policy.allocator = *allocator;
+  }
+  if (proto.uniform_tier() != v1::TIER_UNSPECIFIED) {
+    const int tier = proto.uniform_tier();
+    if (tier == v1::TIER_DROP) return Invalid("INVALID_TIERS", "policy.uniform_tier", "is TIER_DROP: nothing would travel");
+    if (tier < 0 || tier > v1::TIER_DROP) return UnknownTier("policy.uniform_tier", tier);
+    policy.uniform_tier = static_cast<Tier>(tier - 1);
+  }
+  policy.random_seed = proto.random_seed();
+  const absl::Status tiers = SetTiers(proto, &policy);
+  if (!tiers.ok()) return tiers;
+  const absl::Status importance = SetImportance(proto.importance(), &policy);
+  if (!importance.ok()) return importance;
+  policy.strict_budget = proto.strict_budget();
+  policy.payload_only = proto.payload_only();
+  return policy;
+}
+
+absl::StatusOr<RequestDefaults> DefaultsOf(const Config& config) {
+  RequestDefaults defaults;
+  defaults.policy.budget = config.policy.budget;
+  const auto allocator = ParseAllocator(config.policy.allocator);
+  if (!allocator.ok()) return allocator.status();
+  defaults.policy.allocator = *allocator;
+  defaults.policy.tiers.clear();
+  for (const std::string& name : config.policy.tiers) {
+    if (name == "DROP") {
+      defaults.policy.allow_drop = true;
+      continue;
+    }
+    const auto tier = ParseTier(name);
+    if (!tier.ok()) return tier.status();
+    defaults.policy.tiers.push_back(*tier);
+  }
+  defaults.policy.sinks = static_cast<uint32_t>(config.policy.sinks);
+  defaults.policy.decay_lambda = config.policy.decay_lambda;
+  defaults.max_tokens = static_cast<uint32_t>(config.transfer.max_tokens);
+  defaults.deadline_ms = static_cast<int64_t>(config.transfer.default_deadline_ms);
+  defaults.max_deadline_ms = static_cast<int64_t>(config.transfer.max_deadline_ms);
+  defaults.lease_ttl_ms = static_cast<int64_t>(config.lease.default_ttl_ms);
+  defaults.min_lease_ttl_ms = static_cast<int64_t>(config.lease.min_ttl_ms);
+  defaults.max_lease_ttl_ms = static_cast<int64_t>(config.lease.max_ttl_ms);
+  return defaults;
+}
+
+}  // namespace spectrumkv

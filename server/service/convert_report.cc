@@ -1,0 +1,100 @@
+#include "server/base/status.h"
+#include "server/service/convert.h"
+
+namespace spectrumkv {
+namespace {
+
+v1::Allocator AllocatorToProto(Allocator allocator) {
+  switch (allocator) {
+    case Allocator::kGreedy: return v1::ALLOCATOR_GREEDY;
+    case Allocator::kSinkProtect: return v1::ALLOCATOR_SINK_PROTECT;
+    case Allocator::kBalanced: return v1::ALLOCATOR_BALANCED;
+    case Allocator::kTwoTier: return v1::ALLOCATOR_TWO_TIER;
+    case Allocator::kUniform: return v1::ALLOCATOR_UNIFORM;
+    case Allocator::kRandom: return v1::ALLOCATOR_RANDOM;
+    case Allocator::kPdTrim: return v1::ALLOCATOR_PDTRIM;
+    case Allocator::kSlidingWindowSink: return v1::ALLOCATOR_SLIDING_WINDOW_SINK;
+    case Allocator::kRaw: return v1::ALLOCATOR_RAW;
+  }
+  return v1::ALLOCATOR_UNSPECIFIED;
+}
+
+v1::ImportanceSource ImportanceToProto(ImportanceSource source) {
+  switch (source) {
+    case ImportanceSource::kScores: return v1::IMPORTANCE_SOURCE_SCORES;
+    case ImportanceSource::kPosition: return v1::IMPORTANCE_SOURCE_POSITION;
+    case ImportanceSource::kKeyNorm: return v1::IMPORTANCE_SOURCE_KEY_NORM;
+  }
+  return v1::IMPORTANCE_SOURCE_UNSPECIFIED;
+}
+
+}  // namespace
+
+v1::Tier TierToProto(Tier tier) { return static_cast<v1::Tier>(static_cast<int>(tier) + 1); }
+v1::TransferState StateToProto(TransferState state) { return static_cast<v1::TransferState>(state); }
+
+void TierCountsToProto(const TierTotals& totals, google::protobuf::RepeatedPtrField<v1::TierCount>* out) {
+  for (int i = 0; i < kTierCount; ++i) {
+    const size_t at = static_cast<size_t>(i);
+    if (totals.k[at] == 0 && totals.v[at] == 0) continue;
+    v1::TierCount* count = out->Add();
+    count->set_tier(TierToProto(static_cast<Tier>(i)));
+    count->set_k_tokens(totals.k[at]);
+    count->set_v_tokens(totals.v[at]);
+  }
+}
+
+void TokenRunsToProto(const std::vector<TokenRange>& runs, google::protobuf::RepeatedPtrField<v1::TokenRun>* out) {
+  for (const TokenRange& run : runs) {
+    v1::TokenRun* to = out->Add();
+    to->set_first(run.first);
+    to->set_count(run.count);
+  }
+}
+
+void ReportToProto(const TransferReport& report, v1::TransferReport* out) {
+  out->set_transfer_id(report.transfer_id);
+  out->set_role(report.role == Role::kSender ? v1::TRANSFER_ROLE_SENDER : v1::TRANSFER_ROLE_RECEIVER);
+  out->set_state(StateToProto(report.state));
+  out->set_code(static_cast<int32_t>(report.error.code()));
+  out->set_reason(ReasonOf(report.error));
+  out->set_message(std::string(report.error.message()));
+  out->set_tokens(report.tokens);
+  out->set_kv_bytes(report.kv_bytes);
+  out->set_wire_bytes(report.wire_bytes);
+  out->set_saved_bytes(report.saved_bytes());
+  out->set_budget(report.budget);
+  if (report.values > 0) {
+    out->set_bits_per_value(8.0 * static_cast<double>(report.wire_bytes) / static_cast<double>(report.values));
+  }
+  out->set_escape_overrun_bytes(report.escape_overrun_bytes);
+  TierCountsToProto(report.tiers, out->mutable_tiers());
+  TokenRunsToProto(report.dropped, out->mutable_dropped_tokens());
+  out->set_kept_tokens(report.kept_tokens);
+  out->set_chunks(report.chunks);
+  out->set_chunks_resent(report.chunks_resent);
+  out->set_chunks_duplicate(report.chunks_duplicate);
+  out->set_nonfinite_values(report.nonfinite_values);
+  out->set_rounded_words(report.rounded_words);
+  // A receiver knows neither: it sees tiers alone.
+  if (report.role == Role::kSender) {
+    out->set_allocator(AllocatorToProto(report.allocator));
+    out->set_importance(ImportanceToProto(report.importance));
+  }
+  out->set_backend(report.backend);
+  out->set_path(report.path);
+  out->set_source_guard(report.source_guard);
+  out->set_attempts(report.attempts);
+  out->set_streams(report.streams);
+  out->set_first_layer_ready_seconds(report.first_layer_ready_seconds);
+  out->set_duration_seconds(report.duration_seconds);
+  for (size_t i = 0; i < kStageCount; ++i) {
+    if (report.stage_seconds[i] <= 0) continue;
+    v1::StageTime* stage = out->add_stages();
+    stage->set_stage(StageName(static_cast<Stage>(i)));
+    stage->set_seconds(report.stage_seconds[i]);
+  }
+  out->set_layers_ready(report.layers_ready);
+}
+
+}  // namespace spectrumkv

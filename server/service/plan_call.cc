@@ -1,0 +1,178 @@
+#include "server/service/plan_call.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "server/scan/scan.h"
+#include "server/transfer/shape.h"
+
+namespace spectrumkv {
+namespace {
+
+bool MayDrop(Allocator allocator) {
+  return allocator == Allocator::kPdTrim || allocator == Allocator::kSlidingWindowSink ||
+         allocator == Allocator::kTwoTier;
+}
+
+// Relative squared error of each tier, by id, as measured on keys and values of real models with head_dim 64. A table:
+// other head dims and unusual distributions differ.
+constexpr std::array<double, kTierCount> kTierError = {0, 5e-5, .0095, .036, .13, .012, 4e-5};
+
+// Every token of every layer.
+std::vector<LayerScan> ScanAll(const Backend& backend, const BlockHold& hold, const std::vector<PlanLayer>& layers,
+                               const std::vector<LayerPlace>& places) {
+  const uint32_t tokens = hold.token_count();
+  std::vector<LayerScan> scans(layers.size());
+  std::vector<uint8_t*> k_rows, v_rows;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const PlanLayer& layer = layers[i];
+    const LayerSchema& schema = hold.schema().groups[places[i].group].layers[places[i].layer_slot];
+    scans[i].k.resize(tokens);
+    if (layer.has_v) scans[i].v.resize(tokens);
+    for (uint32_t first = 0; first < tokens; first += kMaxChunkTokens) {
+      const uint32_t count = std::min(kMaxChunkTokens, tokens - first);
+      const auto plane_of = [&](PlaneId plane, const TensorSchema& tensor, std::vector<uint8_t*>* rows) {
+        rows->resize(count);
+        hold.FillRows(places[i].group, places[i].layer_slot, plane, first, count, rows->data());
+        return SourcePlane{rows->data(), static_cast<int64_t>(tensor.head_stride_bytes),
+                           static_cast<int64_t>(tensor.dim_stride_bytes)};
+      };
+      const SourcePlane k = plane_of(PlaneId::kK, schema.k, &k_rows);
+      SourcePlane v;
+      if (layer.has_v) v = plane_of(PlaneId::kV, *schema.v, &v_rows);
+      ScanLayer(backend, DimsOf(layer, count), k, layer.has_v ? &v : nullptr, {first, count}, &scans[i]);
+    }
+  }
+  return scans;
+}
+
+// From positions of the request to kept tokens.
+std::vector<TokenScan> Compact(const std::vector<TokenScan>& all, const std::vector<TokenRange>& kept) {
+  std::vector<TokenScan> out;
+  if (all.empty()) return out;
+  for (const TokenRange& run : kept) out.insert(out.end(), all.begin() + run.first, all.begin() + run.first + run.count);
+  return out;
+}
+
+// Of one plane of one chunk, weighed by the energy of its tokens.
+void AddDistortion(const std::vector<TokenScan>& scan, uint32_t first, const std::vector<uint8_t>& tier_map, bool is_k,
+                   double* error, double* energy) {
+  for (uint32_t t = 0; t < tier_map.size(); ++t) {
+    const uint8_t log2_energy = first + t < scan.size() ? scan[first + t].energy_log2 : 128;
+    if (log2_energy == 0) continue;
+    const double e = std::exp2((static_cast<double>(log2_energy) - 128) / 4);
+    const Tier tier = is_k ? TierOfK(tier_map[t]) : TierOfV(tier_map[t]);
+    *energy += e;
+    *error += e * kTierError[static_cast<size_t>(tier)];
+  }
+}
+
+double PredictDistortion(const TransferShape& shape, const PlanBatch& batch, const std::vector<LayerScan>& scan) {
+  double error = 0, energy = 0;
+  for (const PlannedChunk& chunk : batch.chunks) {
+    const uint32_t layer = chunk.cut.layer_index;
+    AddDistortion(scan[layer].k, chunk.cut.token_first, chunk.tier_map, true, &error, &energy);
+    if (shape.layers[layer].has_v) {
+      AddDistortion(scan[layer].v, chunk.cut.token_first, chunk.tier_map, false, &error, &energy);
+    }
+  }
+  return energy > 0 ? error / energy : 0;
+}
+
+// Tiers of each kept token before escapes, where every layer has the same: cells that escaped are RAW in the map, so a
+// token's tier is the one its other layers show.
+void FillTokenTiers(const TransferShape& shape, const PlanBatch& batch, const std::vector<LayerScan>& scan,
+                    v1::PlanResponse* response) {
+  const uint32_t kept = shape.kept_count();
+  constexpr int kUnknown = -1;
+  for (const bool is_k : {true, false}) {
+    std::vector<int> tiers(kept, kUnknown);
+    bool same = true;
+    for (const PlannedChunk& chunk : batch.chunks) {
+      const uint32_t layer = chunk.cut.layer_index;
+      if (shape.layers[layer].raw_only || (!is_k && !shape.layers[layer].has_v)) continue;
+      const std::vector<TokenScan>& cells = is_k ? scan[layer].k : scan[layer].v;
+      for (uint32_t t = 0; t < chunk.tier_map.size() && same; ++t) {
+        const uint32_t token = chunk.cut.token_first + t;
+        const int tier = static_cast<int>(is_k ? TierOfK(chunk.tier_map[t]) : TierOfV(chunk.tier_map[t]));
+        const bool escaped = tier == 0 && token < cells.size() && cells[token].escape != kEscapeNone;
+        if (escaped) continue;
+        same = tiers[token] == kUnknown || tiers[token] == tier;
+        tiers[token] = tier;
+      }
+    }
+    if (!same) return response->clear_token_tiers_k();
+    if (!is_k && std::all_of(tiers.begin(), tiers.end(), [](int t) { return t == kUnknown; })) return;
+    for (const int tier : tiers) {
+      const v1::Tier out = TierToProto(tier == kUnknown ? Tier::kRaw : static_cast<Tier>(tier));
+      if (is_k) {
+        response->add_token_tiers_k(out);
+      } else {
+        response->add_token_tiers_v(out);
+      }
+    }
+  }
+}
+
+uint64_t ValuesOf(const TransferShape& shape) {
+  uint64_t values = 0;
+  for (const PlanLayer& layer : shape.layers) values += KvBytes(DimsOf(layer, 1)) / SizeOf(layer.dtype);
+  return values * shape.kept_count();
+}
+
+absl::StatusOr<std::unique_ptr<BlockHold>> HoldFor(const ServiceContext& context, const v1::PlanRequest& request) {
+  absl::Status status = CheckPoolRef(request.pool());
+  if (status.ok()) status = CheckEpoch(context, request.pool().epoch());
+  if (status.ok()) status = CheckTokenCount(request.token_count(), context.defaults);
+  if (!status.ok()) return status;
+  const auto blocks = BlocksFromProto(request.blocks());
+  if (!blocks.ok()) return blocks.status();
+  return context.pools->HoldSource(request.pool().pool_id(), request.pool().epoch(), *blocks, request.token_count());
+}
+
+}  // namespace
+
+absl::Status PlanNow(const ServiceContext& context, const v1::PlanRequest& request, v1::PlanResponse* response) {
+  const auto policy = PolicyFromProto(request.policy(), context.defaults.policy);
+  if (!policy.ok()) return policy.status();
+  const auto hold = HoldFor(context, request);
+  if (!hold.ok()) return hold.status();
+  std::vector<LayerPlace> places;
+  const std::vector<PlanLayer> layers = PlanLayersOf((*hold)->schema(), &places);
+  absl::Status status = CheckPolicy(*policy, request.token_count(), static_cast<uint32_t>(layers.size()));
+  if (!status.ok()) return status;
+
+  const std::vector<LayerScan> all = ScanAll(*context.backend, **hold, layers, places);
+  status = (*hold)->Health();
+  if (!status.ok()) return status;
+  // As a sender does: the scan chooses tokens only where their key norms decide.
+  const bool norms_choose = policy->importance == ImportanceSource::kKeyNorm && MayDrop(policy->allocator);
+  auto planner = Planner::Create(*policy, layers, request.token_count(), norms_choose ? &all : nullptr);
+  if (!planner.ok()) return planner.status();
+  const TransferShape& shape = planner->shape();
+  std::vector<LayerScan> scan;
+  for (const LayerScan& layer : all) scan.push_back({Compact(layer.k, shape.kept), Compact(layer.v, shape.kept)});
+  response->set_least_budget(planner->LeastBudget(scan));
+
+  std::vector<uint32_t> chunks(planner->cuts().size());
+  std::iota(chunks.begin(), chunks.end(), 0);
+  const auto batch = planner->Plan(chunks, scan);
+  if (!batch.ok()) return batch.status();
+  const uint64_t kv_bytes = KvBytesOf(shape);
+  response->set_kv_bytes(kv_bytes);
+  response->set_wire_bytes(batch->wire_bytes);
+  response->set_budget_used(static_cast<double>(batch->wire_bytes) / static_cast<double>(kv_bytes));
+  response->set_bits_per_value(8.0 * static_cast<double>(batch->wire_bytes) / static_cast<double>(ValuesOf(shape)));
+  TierCountsToProto(batch->totals, response->mutable_tiers());
+  TokenRunsToProto(planner->dropped(), response->mutable_dropped_tokens());
+  FillTokenTiers(shape, *batch, scan, response);
+  response->set_escaped_tokens(batch->escaped);
+  response->set_predicted_distortion(PredictDistortion(shape, *batch, scan));
+  return absl::OkStatus();
+}
+
+}  // namespace spectrumkv

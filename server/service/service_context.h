@@ -1,0 +1,42 @@
+// What the services act on. Borrowed; all of it outlives the servers.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/codec/backend.h"
+#include "server/base/executor.h"
+#include "server/metrics/metrics.h"
+#include "server/pool/pool.h"
+#include "server/service/convert.h"
+#include "server/transfer/transfer_manager.h"
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/server_callback.h>
+#include <grpcpp/support/status.h>
+
+namespace spectrumkv {
+
+struct ServiceContext {
+  uint64_t epoch = 0;
+  RequestDefaults defaults;
+  PoolRegistry* pools = nullptr;
+  TransferManager* transfers = nullptr;
+  Metrics* metrics = nullptr;
+  const Backend* backend = nullptr;
+  // Calls that map, copy or plan: they must not hold up gRPC's own threads.
+  Executor* calls = nullptr;
+  // Scans.
+  Executor* compute = nullptr;
+};
+
+// The end of every call: a failure is counted in errors_total here and nowhere else in the services.
+grpc::Status EndOf(const ServiceContext& context, MetricStage stage, const absl::Status& status);
+
+// The reactor of a unary call that is answered now.
+grpc::ServerUnaryReactor* AnswerNow(const ServiceContext& context, grpc::CallbackServerContext* call,
+                                    const absl::Status& status);
+
+// FAILED_PRECONDITION STALE_EPOCH unless `epoch` is this daemon's.
+absl::Status CheckEpoch(const ServiceContext& context, uint64_t epoch);
+
+}  // namespace spectrumkv

@@ -1,0 +1,159 @@
+#include <utility>
+
+#include "server/service/worker_calls.h"
+
+namespace spectrumkv {
+namespace {
+
+// What all four openings check before anything is held.
+template <typename Request>
+absl::Status CheckOpening(const ServiceContext& context, const Request& request) {
+  absl::Status status = CheckTransferId(request.transfer_id());
+  if (status.ok()) status = CheckTransferToken(request.transfer_token());
+  if (status.ok()) status = CheckPoolRef(request.pool());
+  if (status.ok()) status = CheckEpoch(context, request.pool().epoch());
+  if (status.ok()) status = CheckTokenCount(request.token_count(), context.defaults);
+  if (status.ok()) status = CheckPart(request.has_part(), request.part());
+  return status;
+}
+
+template <typename Request>
+absl::Status OpenSender(const ServiceContext& context, const Request& request, const std::string& peer) {
+  absl::Status status = CheckOpening(context, request);
+  if (!status.ok()) return status;
+  const auto deadline_ms = DeadlineOf(request.deadline_ms(), context.defaults);
+  if (!deadline_ms.ok()) return deadline_ms.status();
+  auto policy = PolicyFromProto(request.policy(), context.defaults.policy);
+  if (!policy.ok()) return policy.status();
+  const auto blocks = BlocksFromProto(request.blocks());
+  if (!blocks.ok()) return blocks.status();
+
+  SenderSpec spec;
+  spec.transfer_id = request.transfer_id();
+  spec.transfer_token = request.transfer_token();
+  spec.peer = peer;
+  spec.policy = *std::move(policy);
+  spec.deadline_ms = *deadline_ms;
+  spec.layerwise = request.layerwise();
+  spec.fingerprint = FingerprintOf(request) + (peer.empty() ? "P" : "S");
+  const auto repeat = context.transfers->FindRepeat(spec.transfer_id, Role::kSender, spec.fingerprint);
+  if (repeat.has_value()) return *repeat;
+  auto hold = context.pools->HoldSource(request.pool().pool_id(), request.pool().epoch(), *blocks,
+                                        request.token_count());
+  if (!hold.ok()) return hold.status();
+  spec.source = *std::move(hold);
+  return context.transfers->StartSender(std::move(spec));
+}
+
+template <typename Request>
+absl::Status OpenReceiver(const ServiceContext& context, const Request& request, const std::string& peer) {
+  absl::Status status = CheckOpening(context, request);
+  if (!status.ok()) return status;
+  const auto deadline_ms = DeadlineOf(request.deadline_ms(), context.defaults);
+  if (!deadline_ms.ok()) return deadline_ms.status();
+  const auto blocks = BlocksFromProto(request.blocks());
+  if (!blocks.ok()) return blocks.status();
+
+  ReceiverSpec spec;
+  spec.transfer_id = request.transfer_id();
+  spec.transfer_token = request.transfer_token();
+  spec.peer = peer;
+  spec.deadline_ms = *deadline_ms;
+  spec.accept_dropped = request.accept_dropped();
+  spec.exact_conversion = request.exact_conversion();
+  spec.fingerprint = FingerprintOf(request) + (peer.empty() ? "E" : "F");
+  const auto repeat = context.transfers->FindRepeat(spec.transfer_id, Role::kReceiver, spec.fingerprint);
+  if (repeat.has_value()) return *repeat;
+  auto hold = context.pools->ReserveTarget(request.pool().pool_id(), request.pool().epoch(), *blocks,
+                                           request.token_count());
+  if (!hold.ok()) return hold.status();
+  spec.target = *std::move(hold);
+  return context.transfers->StartReceiver(std::move(spec));
+}
+
+}  // namespace
+
+absl::StatusOr<std::optional<Role>> RoleOfKey(const v1::TransferKey& key) {
+  const absl::Status status = CheckTransferId(key.transfer_id());
+  if (!status.ok()) return status;
+  return RoleFromProto(key.role());
+}
+
+UnaryReactor* SendTransfer(const ServiceContext* context, CallContext* call, const v1::SendRequest* request,
+                           v1::SendResponse* response) {
+  response->set_epoch(context->epoch);
+  return RunCall(context, call, [=] {
+    const absl::Status peer = CheckPeerAddress(request->peer());
+    return peer.ok() ? OpenSender(*context, *request, request->peer()) : peer;
+  });
+}
+
+UnaryReactor* PublishTransfer(const ServiceContext* context, CallContext* call, const v1::PublishRequest* request,
+                              v1::PublishResponse* response) {
+  response->set_epoch(context->epoch);
+  return RunCall(context, call, [=] { return OpenSender(*context, *request, ""); });
+}
+
+UnaryReactor* ExpectTransfer(const ServiceContext* context, CallContext* call, const v1::ExpectRequest* request,
+                             v1::ExpectResponse* response) {
+  response->set_epoch(context->epoch);
+  return RunCall(context, call, [=] { return OpenReceiver(*context, *request, ""); });
+}
+
+UnaryReactor* FetchTransfer(const ServiceContext* context, CallContext* call, const v1::FetchRequest* request,
+                            v1::FetchResponse* response) {
+  response->set_epoch(context->epoch);
+  return RunCall(context, call, [=] {
+    const absl::Status peer = CheckPeerAddress(request->peer());
+    return peer.ok() ? OpenReceiver(*context, *request, request->peer()) : peer;
+  });
+}
+
+UnaryReactor* AdvanceTransfer(const ServiceContext* context, CallContext* call, const v1::AdvanceRequest* request) {
+  absl::Status status = CheckTransferId(request->transfer_id());
+  if (status.ok()) {
+    const std::vector<float> scores(request->scores().begin(), request->scores().end());
+    status = context->transfers->Advance(request->transfer_id(), request->layers(), request->tokens(), scores);
+  }
+  return AnswerNow(*context, call, status);
+}
+
+UnaryReactor* GetTransfer(const ServiceContext* context, CallContext* call, const v1::GetTransferRequest* request,
+                          v1::GetTransferResponse* response) {
+  const auto role = RoleOfKey(request->transfer());
+  if (!role.ok()) return AnswerNow(*context, call, role.status());
+  const auto report = context->transfers->Get(request->transfer().transfer_id(), *role);
+  if (report.ok()) ReportToProto(*report, response->mutable_report());
+  return AnswerNow(*context, call, report.status());
+}
+
+UnaryReactor* CancelTransfer(const ServiceContext* context, CallContext* call, const v1::CancelTransferRequest* request,
+                             v1::CancelTransferResponse* response) {
+  const auto role = RoleOfKey(request->transfer());
+  if (!role.ok()) return AnswerNow(*context, call, role.status());
+  UnaryReactor* reactor = call->DefaultReactor();
+  context->transfers->Cancel(request->transfer().transfer_id(), *role,
+                             [context, reactor, response](const absl::StatusOr<TransferReport>& report) {
+                               if (report.ok()) ReportToProto(*report, response->mutable_report());
+                               reactor->Finish(EndOf(*context, MetricStage::kQueue, report.status()));
+                             });
+  return reactor;
+}
+
+UnaryReactor* ReleaseTransfer(const ServiceContext* context, CallContext* call,
+                              const v1::ReleaseTransferRequest* request) {
+  const auto role = RoleOfKey(request->transfer());
+  if (!role.ok()) return AnswerNow(*context, call, role.status());
+  return AnswerNow(*context, call, context->transfers->Release(request->transfer().transfer_id(), *role));
+}
+
+UnaryReactor* ReportFirstToken(const ServiceContext* context, CallContext* call,
+                               const v1::ReportFirstTokenRequest* request) {
+  const auto role = RoleOfKey(request->transfer());
+  if (!role.ok()) return AnswerNow(*context, call, role.status());
+  return AnswerNow(*context, call,
+                   context->transfers->ReportFirstToken(request->transfer().transfer_id(), *role,
+                                                        request->time_to_first_token_seconds()));
+}
+
+}  // namespace spectrumkv

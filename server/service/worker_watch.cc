@@ -1,0 +1,126 @@
+// WatchTransfer: events of a transfer as a stream. Layers ready and the end are never lost; progress is only ever the
+// latest. The queue is bounded: a transfer has at most kMaxLayers steps, and later ones imply the earlier.
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "server/service/stream_writer.h"
+#include "server/service/worker_calls.h"
+
+namespace spectrumkv {
+namespace {
+
+using WatchBase = grpc::ServerWriteReactor<v1::WatchTransferResponse>;
+
+class WatchReactor final : public StreamWriter<WatchBase, v1::WatchTransferResponse>, public TransferWatcher {
+ public:
+  explicit WatchReactor(const ServiceContext* context) : context_(context) {}
+
+  static WatchReactor* Begin(const ServiceContext* context, const v1::WatchTransferRequest& request) {
+    auto reactor = std::make_shared<WatchReactor>(context);
+    reactor->self_ = reactor;
+    const absl::Status status = reactor->Watch(request, reactor);
+    if (!status.ok()) {
+      {
+        std::lock_guard<std::mutex> lock(reactor->mutex_);
+        reactor->EndLocked(EndOf(*context, MetricStage::kQueue, status));
+      }
+      reactor->Pump();
+    }
+    return reactor.get();
+  }
+
+  void OnLayersReady(uint32_t layers) override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (layers_.size() >= static_cast<size_t>(kMaxLayers)) layers_.pop_back();
+      layers_.push_back(layers);
+    }
+    Pump();
+  }
+  void OnProgress(const TransferReport& report) override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      progress_ = Progress{report.state, report.chunks, report.chunks_total, report.wire_bytes};
+    }
+    Pump();
+  }
+  void OnTerminal(const TransferReport& report) override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      terminal_ = report;
+      EndLocked(grpc::Status::OK);
+    }
+    Pump();
+  }
+
+  void OnDone() override {
+    if (watch_id_.has_value()) context_->transfers->Unwatch(transfer_id_, role_, *watch_id_);
+    // The manager may hold this watcher a little longer; its events then go nowhere.
+    const std::shared_ptr<WatchReactor> last = std::move(self_);
+  }
+
+ protected:
+  bool NextLocked(v1::WatchTransferResponse* next) override {
+    if (!layers_.empty()) {
+      next->mutable_layers_ready()->set_layers(layers_.front());
+      layers_.pop_front();
+      return true;
+    }
+    if (terminal_.has_value()) {
+      ReportToProto(*terminal_, next->mutable_terminal());
+      terminal_.reset();
+      progress_.reset();
+      return true;
+    }
+    if (progress_.has_value()) {
+      next->mutable_progress()->set_state(StateToProto(progress_->state));
+      next->mutable_progress()->set_chunks_done(progress_->chunks_done);
+      next->mutable_progress()->set_chunks_total(progress_->chunks_total);
+      next->mutable_progress()->set_wire_bytes(progress_->wire_bytes);
+      progress_.reset();
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  struct Progress {
+    TransferState state;
+    uint64_t chunks_done, chunks_total, wire_bytes;
+  };
+
+  absl::Status Watch(const v1::WatchTransferRequest& request, const std::shared_ptr<WatchReactor>& self) {
+    const auto role = RoleOfKey(request.transfer());
+    if (!role.ok()) return role.status();
+    transfer_id_ = request.transfer().transfer_id();
+    // The role by name: the other half may come later, and Unwatch must still mean this one.
+    const auto report = context_->transfers->Get(transfer_id_, *role);
+    if (!report.ok()) return report.status();
+    role_ = report->role;
+    const auto watch_id = context_->transfers->Watch(transfer_id_, role_, self);
+    if (!watch_id.ok()) return watch_id.status();
+    watch_id_ = *watch_id;
+    return absl::OkStatus();
+  }
+
+  const ServiceContext* const context_;
+  std::shared_ptr<WatchReactor> self_;
+  std::string transfer_id_;
+  Role role_ = Role::kSender;
+  std::optional<uint64_t> watch_id_;
+  // Under mutex_.
+  std::deque<uint32_t> layers_;
+  std::optional<Progress> progress_;
+  std::optional<TransferReport> terminal_;
+};
+
+}  // namespace
+
+WatchBase* WatchTransfer(const ServiceContext* context, CallContext*, const v1::WatchTransferRequest* request) {
+  return WatchReactor::Begin(context, *request);
+}
+
+}  // namespace spectrumkv
