@@ -157,8 +157,7 @@ std::string GetLogLevel() { return kLevelNames[g_level.load(std::memory_order_re
 
 bool LogEnabled(LogLevel level) { return static_cast<int>(level) >= g_level.load(std::memory_order_relaxed); }
 
-void LogEvent(LogLevel level, const char* module, const std::string& message,
-              std::initializer_list<LogField> fields) {
+void LogEvent(LogLevel level, const char* module, const std::string& message, std::initializer_list<LogField> fields) {
   const bool json = g_json.load(std::memory_order_relaxed);
   std::string line = json ? JsonLine(level, module, message, fields) : TextLine(level, module, message, fields);
   std::lock_guard<std::mutex> lock(SinkMutex());

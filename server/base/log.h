@@ -43,26 +43,29 @@ struct LogField {
  private:
   template <typename T>
   static std::string NumberText(T v) {
-    if constexpr (std::is_floating_point_v<T>) return DoubleText(v);
-    else return std::to_string(v);
+    if constexpr (std::is_floating_point_v<T>)
+      return DoubleText(v);
+    else
+      return std::to_string(v);
   }
   template <typename T>
-  static bool IsFinite(T v) { return v - v == 0; }  // JSON has no NaN and no infinity
+  static bool IsFinite(T v) {
+    return v - v == 0;
+  }  // JSON has no NaN and no infinity
   static std::string DoubleText(double v);
 };
 
 // Writes the event whatever the level; use the macro. Values are cut after 4 KiB.
-void LogEvent(LogLevel level, const char* module, const std::string& message,
-              std::initializer_list<LogField> fields);
+void LogEvent(LogLevel level, const char* module, const std::string& message, std::initializer_list<LogField> fields);
 
 // Takes the lines (without newline) instead of stderr; nullptr: stderr again.
 void SetLogSinkForTest(std::function<void(const std::string& line)> sink);
 
 }  // namespace spectrumkv
 
-#define SPECTRUMKV_LOG(level, module, message, ...)                                                    \
-  do {                                                                                                 \
-    if (::spectrumkv::LogEnabled(::spectrumkv::LogLevel::level)) {                                     \
-      ::spectrumkv::LogEvent(::spectrumkv::LogLevel::level, module, message, {__VA_ARGS__});           \
-    }                                                                                                  \
+#define SPECTRUMKV_LOG(level, module, message, ...)                                          \
+  do {                                                                                       \
+    if (::spectrumkv::LogEnabled(::spectrumkv::LogLevel::level)) {                           \
+      ::spectrumkv::LogEvent(::spectrumkv::LogLevel::level, module, message, {__VA_ARGS__}); \
+    }                                                                                        \
   } while (false)

@@ -74,9 +74,9 @@ void CheckPlaces(const Config& config, Failures* failures) {
       if (!ParseAddress(addresses[i].second, &host[0], &port[0]).empty()) continue;
       if (!ParseAddress(addresses[j].second, &host[1], &port[1]).empty()) continue;
       if (port[0] == 0 || port[0] != port[1] || host[0] != host[1]) continue;
-      failures->push_back({{addresses[i].first, addresses[j].first},
-                           std::string(addresses[i].first) + " and " + addresses[j].first + " are both " +
-                               addresses[i].second});
+      failures->push_back(
+          {{addresses[i].first, addresses[j].first},
+           std::string(addresses[i].first) + " and " + addresses[j].first + " are both " + addresses[i].second});
     }
   }
 }

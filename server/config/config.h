@@ -111,7 +111,8 @@ struct ConfigSources {
 // Reads, merges and validates. InvalidArgument, reason INVALID_CONFIG: every error, one a line, each with its place
 // (file:line:column, the variable, or the flag). NotFound / InvalidArgument, reason CONFIG_FILE: a file that is not
 // there, is not a regular file or is larger than 1 MiB.
-// A variable SPECTRUMKV_<SECTION>_... that names no key is an error, so is one that is nearly a key; others are ignored.
+// A variable SPECTRUMKV_<SECTION>_... that names no key is an error, so is one that is nearly a key; others are
+// ignored.
 absl::StatusOr<Config> LoadConfig(const ConfigSources& sources);
 
 // The same from text in place of a file; `name` stands in messages.

@@ -262,7 +262,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   // O_NONBLOCK: a FIFO must not hang the start.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return FileError(absl::StatusCode::kNotFound, path, std::string("cannot be opened: ") + strerror(errno));
-  struct stat info{};
+  struct stat info {};
   std::string text(kMaxFileBytes + 1, '\0');
   size_t size = 0;
   absl::Status status;

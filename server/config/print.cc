@@ -14,9 +14,11 @@ constexpr size_t kColumns = 100;
 constexpr char kHead[] =
     "# Configuration of spectrumkvd: every key, with default, unit, limits and reason.\n"
     "#\n"
-    "# Stronger to weaker: flags (--set peer.streams=4), environment (SPECTRUMKV_PEER_STREAMS=4), this file, defaults.\n"
+    "# Stronger to weaker: flags (--set peer.streams=4), environment (SPECTRUMKV_PEER_STREAMS=4), this file, "
+    "defaults.\n"
     "# Sizes may be written 2097152 or 2MiB, times 5000, 5s or 500ms. Unknown and duplicate keys are errors.\n"
-    "# spectrumkvd --validate checks a file, --print-config shows what is in force, --print-config=defaults is this text.\n";
+    "# spectrumkvd --validate checks a file, --print-config shows what is in force, --print-config=defaults is this "
+    "text.\n";
 
 // "# words ..." lines that fit the columns.
 std::string Comment(const std::string& indent, const std::string& words) {
@@ -77,8 +79,8 @@ std::string ConfigReference() {
       out += "| Key | Default | Unit | Limits | What and why |\n|---|---|---|---|---|\n";
       section = own;
     }
-    out += "| `" + key.path + "` | `" + FormatValue(key, defaults) + "` | " + key.unit + " | " + LimitsText(key) + " | " +
-           key.reason + " |\n";
+    out += "| `" + key.path + "` | `" + FormatValue(key, defaults) + "` | " + key.unit + " | " + LimitsText(key) +
+           " | " + key.reason + " |\n";
   }
   return out;
 }

@@ -19,13 +19,14 @@ struct Unit {
   const char* suffix;
   uint64_t factor;
 };
-constexpr Unit kByteUnits[] = {{"KiB", 1ull << 10}, {"MiB", 1ull << 20}, {"GiB", 1ull << 30}, {"TiB", 1ull << 40},
-                               {"B", 1}};
+constexpr Unit kByteUnits[] = {
+    {"KiB", 1ull << 10}, {"MiB", 1ull << 20}, {"GiB", 1ull << 30}, {"TiB", 1ull << 40}, {"B", 1}};
 constexpr Unit kMillisecondUnits[] = {{"ms", 1}, {"s", 1000}, {"m", 60 * 1000}, {"h", 3600 * 1000}};
 constexpr Unit kSecondUnits[] = {{"s", 1}, {"m", 60}, {"h", 3600}};
 
 bool HasControlCharacter(const std::string& text) {
-  return std::any_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
+  return std::any_of(text.begin(), text.end(),
+                     [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
 }
 
 // Digits and a unit. "" or what is wrong.

@@ -36,13 +36,13 @@ std::string WithoutNames(const std::string& address) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MetricsExposer>> MetricsExposer::Start(const std::string& address,
-                                                                     const Metrics& metrics) {
+                                                                      const Metrics& metrics) {
   // Two threads and short waits: a client that never finishes its request must not hold scrapes up for long.
-  const std::vector<std::string> options = {"listening_ports", WithoutNames(address), "num_threads", "2",
-                                            "request_timeout_ms", "5000"};
+  const std::vector<std::string> options = {
+      "listening_ports", WithoutNames(address), "num_threads", "2", "request_timeout_ms", "5000"};
   try {
-    return std::unique_ptr<MetricsExposer>(std::make_unique<HttpExposer>(
-        std::make_unique<prometheus::Exposer>(options), CollectableOf(metrics)));
+    return std::unique_ptr<MetricsExposer>(
+        std::make_unique<HttpExposer>(std::make_unique<prometheus::Exposer>(options), CollectableOf(metrics)));
   } catch (const std::exception& exception) {
     return MakeError(absl::StatusCode::kUnavailable, "METRICS_LISTEN",
                      "metrics cannot listen on " + address + ": " + exception.what(), {{"address", address}});

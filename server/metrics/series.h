@@ -1,5 +1,5 @@
-// Storage of every series as atomics, laid out once from AllMetrics(). prometheus-cpp only reads it: its own counters and
-// histograms would lock or look up on the hot path.
+// Storage of every series as atomics, laid out once from AllMetrics(). prometheus-cpp only reads it: its own counters
+// and histograms would lock or look up on the hot path.
 #pragma once
 
 #include <prometheus/collectable.h>
@@ -21,9 +21,7 @@ class SeriesStore : public prometheus::Collectable {
   // `open_values`: of the labels without a closed set, in the order they stand in AllMetrics().
   explicit SeriesStore(const std::vector<std::string>& open_values);
 
-  void Add(MetricId id, size_t series, double value) {
-    Value(id, series).fetch_add(value, std::memory_order_relaxed);
-  }
+  void Add(MetricId id, size_t series, double value) { Value(id, series).fetch_add(value, std::memory_order_relaxed); }
   void Set(MetricId id, size_t series, double value) { Value(id, series).store(value, std::memory_order_relaxed); }
   // Of a histogram. NaN is not counted, it would spoil the sum for good.
   void Observe(MetricId id, size_t series, double value);

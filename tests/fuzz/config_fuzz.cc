@@ -1,5 +1,5 @@
-// Any bytes as a configuration file: LoadConfigText answers with a valid Config or with INVALID_ARGUMENT and at least one
-// error that names its place. A Config it accepts prints to YAML that loads to the same.
+// Any bytes as a configuration file: LoadConfigText answers with a valid Config or with INVALID_ARGUMENT and at least
+// one error that names its place. A Config it accepts prints to YAML that loads to the same.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>

@@ -37,10 +37,20 @@ std::vector<std::string> Corpus() {
 
 // One small edit: flip, remove, repeat, or insert what YAML and the values' grammars care about.
 void Mutate(std::mt19937_64* random, std::string* input) {
-  static const std::vector<std::string> kPieces = {
-      "\n", "  ", ":", ": ", "- ", "[", "]", "{", "}", ",", "\"", "'", "#", "&a ", "*a", "!!str ", "|\n", ">\n", "? ",
-      "---\n", "...\n", "%YAML 1.2\n", "<<: ", "~", "\t", "\r", std::string(1, '\0'), "\xff", "\xc3\xa4",
-      "18446744073709551616", "-1", "nan", "1e999", "0x1", "TiB", "ms", "true", "peer", "streams", "tiers", "RAW"};
+  static const std::vector<std::string> kPieces = {"\n",          "  ",       ":",
+                                                   ": ",          "- ",       "[",
+                                                   "]",           "{",        "}",
+                                                   ",",           "\"",       "'",
+                                                   "#",           "&a ",      "*a",
+                                                   "!!str ",      "|\n",      ">\n",
+                                                   "? ",          "---\n",    "...\n",
+                                                   "%YAML 1.2\n", "<<: ",     "~",
+                                                   "\t",          "\r",       std::string(1, '\0'),
+                                                   "\xff",        "\xc3\xa4", "18446744073709551616",
+                                                   "-1",          "nan",      "1e999",
+                                                   "0x1",         "TiB",      "ms",
+                                                   "true",        "peer",     "streams",
+                                                   "tiers",       "RAW"};
   const auto below = [random](size_t limit) { return static_cast<size_t>((*random)() % limit); };
   const size_t at = below(input->size() + 1);
   switch (below(4)) {

@@ -36,7 +36,10 @@ TEST(SystemClockTest, TimersRunInOrderOfDeadlineThenOfCalls) {
   auto gate_opened = gate.get_future().share();
   clock->CallAt(0, [gate_opened] { gate_opened.wait(); });  // all are due before the first of them can run
   const int64_t base = clock->NowNs();
-  clock->CallAt(base + 5, [&] { order.push_back(5); done.set_value(); });
+  clock->CallAt(base + 5, [&] {
+    order.push_back(5);
+    done.set_value();
+  });
   clock->CallAt(base + 1, [&] { order.push_back(1); });
   clock->CallAt(base + 3, [&] { order.push_back(3); });
   clock->CallAt(base + 3, [&] { order.push_back(4); });

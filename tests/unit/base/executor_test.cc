@@ -39,7 +39,9 @@ TEST(ThreadPoolTest, OneThreadKeepsTheOrder) {
 
 TEST(ThreadPoolTest, ZeroThreadsStillWorks) {
   std::atomic<bool> ran{false};
-  { ThreadPool(0).Post([&] { ran = true; }); }
+  {
+    ThreadPool(0).Post([&] { ran = true; });
+  }
   EXPECT_TRUE(ran);
 }
 
@@ -47,8 +49,16 @@ TEST(ThreadPoolTest, TasksRunAtTheSameTime) {
   ThreadPool pool(2);
   std::promise<void> a, b;
   std::promise<void> done_a, done_b;
-  pool.Post([&] { a.set_value(); b.get_future().wait(); done_a.set_value(); });
-  pool.Post([&] { b.set_value(); a.get_future().wait(); done_b.set_value(); });
+  pool.Post([&] {
+    a.set_value();
+    b.get_future().wait();
+    done_a.set_value();
+  });
+  pool.Post([&] {
+    b.set_value();
+    a.get_future().wait();
+    done_b.set_value();
+  });
   done_a.get_future().wait();
   done_b.get_future().wait();
 }
@@ -68,7 +78,10 @@ TEST(ManualExecutorTest, RunsOnlyWhenAsked) {
   ManualExecutor executor;
   int ran = 0;
   EXPECT_FALSE(executor.RunOne());
-  executor.Post([&] { ++ran; executor.Post([&] { ran += 10; }); });
+  executor.Post([&] {
+    ++ran;
+    executor.Post([&] { ran += 10; });
+  });
   EXPECT_EQ(ran, 0);
   EXPECT_TRUE(executor.RunOne());
   EXPECT_EQ(ran, 1);

@@ -1,5 +1,5 @@
-// A clock that stands still until a test moves it. Due timers run on the caller of AdvanceTo, in order of deadline, then
-// of CallAt; NowNs inside a callback is the timer's deadline. Thread-safe, but only one thread may advance.
+// A clock that stands still until a test moves it. Due timers run on the caller of AdvanceTo, in order of deadline,
+// then of CallAt; NowNs inside a callback is the timer's deadline. Thread-safe, but only one thread may advance.
 #pragma once
 
 #include <algorithm>

@@ -37,8 +37,9 @@ TEST(ConfigPrintTest, EveryKeyHasReasonAndDefault) {
     EXPECT_TRUE(paths.insert(key.path).second) << key.path;
     EXPECT_GT(key.reason.size(), 20u) << key.path;
     EXPECT_EQ(key.reason.back(), '.') << key.path;
-    EXPECT_EQ(key.allowed.empty(), key.kind != KeyKind::kChoice && key.kind != KeyKind::kChoices &&
-                                       key.kind != KeyKind::kMode) << key.path;
+    EXPECT_EQ(key.allowed.empty(),
+              key.kind != KeyKind::kChoice && key.kind != KeyKind::kChoices && key.kind != KeyKind::kMode)
+        << key.path;
     EXPECT_THAT(PrintConfig(Config{}), HasSubstr("Default: " + FormatValue(key, Config{}) + "."));
   }
 }

@@ -35,9 +35,26 @@ TEST(ConfigValueTest, Sizes) {
   EXPECT_EQ(Bytes("64MiB"), 64u << 20);
   EXPECT_EQ(Bytes("4GiB"), uint64_t{4} << 30);
   EXPECT_EQ(Bytes("1TiB"), uint64_t{1} << 40);
-  for (const char* text : {"", " ", "1 MiB", "MiB", "1MB", "1M", "1mib", "-1", "+1", "1.5MiB", "0x10", "1e3", "01", "00",
-                           "1MiBx", "18446744073709551615", "18446744073709551616", "16777216TiB",
-                           "99999999999999999999999", "1\n"}) {
+  for (const char* text : {"",
+                           " ",
+                           "1 MiB",
+                           "MiB",
+                           "1MB",
+                           "1M",
+                           "1mib",
+                           "-1",
+                           "+1",
+                           "1.5MiB",
+                           "0x10",
+                           "1e3",
+                           "01",
+                           "00",
+                           "1MiBx",
+                           "18446744073709551615",
+                           "18446744073709551616",
+                           "16777216TiB",
+                           "99999999999999999999999",
+                           "1\n"}) {
     EXPECT_EQ(Bytes(text), kRefused) << text;
   }
 }

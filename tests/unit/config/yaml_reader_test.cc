@@ -64,7 +64,9 @@ TEST(YamlReaderTest, CountsNodes) {
 TEST(YamlReaderTest, RefusesWhatIsNotText) {
   EXPECT_EQ(Refusal(std::string("a: 1\nb\0", 7)), "2:2: not a text file: byte 0");
   EXPECT_EQ(Refusal("a: \x7f"), "1:4: not a text file: byte 127");
-  EXPECT_EQ(Refusal("\xff\xfe" "a"), "1:1: not a text file: byte 255");
+  EXPECT_EQ(Refusal("\xff\xfe"
+                    "a"),
+            "1:1: not a text file: byte 255");
   EXPECT_EQ(Refusal("a: \"\xc3\xa4\"\n"), "");
 }
 

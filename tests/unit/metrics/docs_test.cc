@@ -21,7 +21,8 @@ std::string Document() {
 // The table row that documents the metric.
 std::string RowOf(const MetricSpec& spec) {
   std::string labels;
-  for (const MetricLabel& label : spec.labels) labels += (labels.empty() ? "" : ", ") + std::string("`") + label.name + "`";
+  for (const MetricLabel& label : spec.labels)
+    labels += (labels.empty() ? "" : ", ") + std::string("`") + label.name + "`";
   return "| `" + spec.name + "` | " + MetricTypeName(spec.type) + " | " + labels + " | " + spec.help + " |";
 }
 
@@ -29,8 +30,8 @@ TEST(MetricsDocsTest, EveryMetricHasItsRow) {
   const std::string document = Document();
   ASSERT_FALSE(document.empty());
   for (const MetricSpec& spec : AllMetrics()) {
-    EXPECT_NE(document.find("\n" + RowOf(spec) + "\n"), std::string::npos)
-        << "docs/metrics.md lacks this row:\n" << RowOf(spec);
+    EXPECT_NE(document.find("\n" + RowOf(spec) + "\n"), std::string::npos) << "docs/metrics.md lacks this row:\n"
+                                                                           << RowOf(spec);
   }
 }
 

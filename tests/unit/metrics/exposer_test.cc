@@ -14,8 +14,8 @@
 namespace spectrumkv {
 namespace {
 
-using ::testing::HasSubstr;
 using ::testing::AllOf;
+using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 

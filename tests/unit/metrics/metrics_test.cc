@@ -116,9 +116,17 @@ TEST(MetricsTest, TransfersAndChunks) {
             (Series{{"spectrumkv_chunks_total{role=\"sender\"}", 1},
                     {"spectrumkv_kv_bytes_total{role=\"sender\"}", 4096},
                     {"spectrumkv_wire_bytes_total{role=\"sender\"}", 1100}}));
-  EXPECT_EQ(Effect([](Metrics& m) { m.CountChunkDuplicate(); m.CountChunkResent(); m.CountChunkResent(); }),
+  EXPECT_EQ(Effect([](Metrics& m) {
+              m.CountChunkDuplicate();
+              m.CountChunkResent();
+              m.CountChunkResent();
+            }),
             (Series{{"spectrumkv_chunks_duplicate_total", 1}, {"spectrumkv_chunks_resent_total", 2}}));
-  EXPECT_EQ(Effect([](Metrics& m) { m.AddOverheadBytes(77); m.AddNonfiniteValues(3); m.AddCreditStall(0.25); }),
+  EXPECT_EQ(Effect([](Metrics& m) {
+              m.AddOverheadBytes(77);
+              m.AddNonfiniteValues(3);
+              m.AddCreditStall(0.25);
+            }),
             (Series{{"spectrumkv_overhead_bytes_total", 77},
                     {"spectrumkv_nonfinite_values_total", 3},
                     {"spectrumkv_credit_stall_seconds_total", 0.25}}));
@@ -137,8 +145,8 @@ TEST(MetricsTest, EveryLabelCombinationHasItsOwnSeries) {
     for (int tier = 0; tier < kMetricTiers; ++tier) {
       const auto r = static_cast<MetricRole>(role);
       const auto t = static_cast<MetricTier>(tier);
-      const std::string name = std::string("spectrumkv_tokens_total{role=\"") + MetricLabelOf(r) + "\",tier=\"" +
-                               MetricLabelOf(t) + "\"}";
+      const std::string name =
+          std::string("spectrumkv_tokens_total{role=\"") + MetricLabelOf(r) + "\",tier=\"" + MetricLabelOf(t) + "\"}";
       EXPECT_EQ(Effect([&](Metrics& m) { m.AddTokens(r, t, 9); }), (Series{{name, 9}}));
     }
   }
@@ -146,8 +154,8 @@ TEST(MetricsTest, EveryLabelCombinationHasItsOwnSeries) {
     for (int code = 1; code <= 16; ++code) {
       const auto s = static_cast<MetricStage>(stage);
       const auto c = static_cast<absl::StatusCode>(code);
-      const std::string name = std::string("spectrumkv_errors_total{stage=\"") + MetricLabelOf(s) + "\",code=\"" +
-                               MetricLabelOf(c) + "\"}";
+      const std::string name =
+          std::string("spectrumkv_errors_total{stage=\"") + MetricLabelOf(s) + "\",code=\"" + MetricLabelOf(c) + "\"}";
       EXPECT_EQ(Effect([&](Metrics& m) { m.CountError(s, c); }), (Series{{name, 1}}));
     }
   }
@@ -155,21 +163,35 @@ TEST(MetricsTest, EveryLabelCombinationHasItsOwnSeries) {
 
 TEST(MetricsTest, CodesOutsideTheSetCountAsUnknown) {
   const Series unknown = {{"spectrumkv_errors_total{stage=\"receive\",code=\"unknown\"}", 1}};
-  EXPECT_EQ(Effect([](Metrics& m) { m.CountError(MetricStage::kReceive, static_cast<absl::StatusCode>(99)); }), unknown);
-  EXPECT_EQ(Effect([](Metrics& m) { m.CountError(MetricStage::kReceive, static_cast<absl::StatusCode>(-5)); }), unknown);
+  EXPECT_EQ(Effect([](Metrics& m) { m.CountError(MetricStage::kReceive, static_cast<absl::StatusCode>(99)); }),
+            unknown);
+  EXPECT_EQ(Effect([](Metrics& m) { m.CountError(MetricStage::kReceive, static_cast<absl::StatusCode>(-5)); }),
+            unknown);
   EXPECT_TRUE(Effect([](Metrics& m) { m.CountError(MetricStage::kReceive, absl::StatusCode::kOk); }).empty());
 }
 
 TEST(MetricsTest, Gauges) {
-  EXPECT_EQ(Effect([](Metrics& m) { m.AddInflightTransfers(3); m.AddInflightTransfers(-1); }),
+  EXPECT_EQ(Effect([](Metrics& m) {
+              m.AddInflightTransfers(3);
+              m.AddInflightTransfers(-1);
+            }),
             (Series{{"spectrumkv_inflight_transfers", 2}}));
-  EXPECT_EQ(Effect([](Metrics& m) { m.SetPoolBlocks(MetricBlocks::kSending, 5); m.SetPoolBlocks(MetricBlocks::kSending, 4); }),
+  EXPECT_EQ(Effect([](Metrics& m) {
+              m.SetPoolBlocks(MetricBlocks::kSending, 5);
+              m.SetPoolBlocks(MetricBlocks::kSending, 4);
+            }),
             (Series{{"spectrumkv_pool_blocks{state=\"sending\"}", 4}}));
   EXPECT_EQ(Effect([](Metrics& m) { m.SetStagingBytes(MetricStaging::kReceiveFree, 8); }),
             (Series{{"spectrumkv_staging_bytes{state=\"receive_free\"}", 8}}));
-  EXPECT_EQ(Effect([](Metrics& m) { m.SetCertificateExpiry(1e9); m.SetDraining(true); }),
+  EXPECT_EQ(Effect([](Metrics& m) {
+              m.SetCertificateExpiry(1e9);
+              m.SetDraining(true);
+            }),
             (Series{{"spectrumkv_certificate_expiry_timestamp_seconds", 1e9}, {"spectrumkv_draining", 1}}));
-  EXPECT_TRUE(Effect([](Metrics& m) { m.SetDraining(true); m.SetDraining(false); }).empty());
+  EXPECT_TRUE(Effect([](Metrics& m) {
+                m.SetDraining(true);
+                m.SetDraining(false);
+              }).empty());
   EXPECT_EQ(Effect([](Metrics& m) { m.CountLeaseExpired(MetricLease::kDestination); }),
             (Series{{"spectrumkv_leases_expired_total{kind=\"destination\"}", 1}}));
 }
