@@ -11,10 +11,12 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace spectrumkv {
 
+class Mapping;
 class SlotPool;
 
 // Owns one slot until destroyed. Movable. Must not outlive its pool.
@@ -63,8 +65,7 @@ class SlotPool {
   const size_t count_;
   const size_t slot_bytes_;
   mutable std::mutex mutex_;
-  void* memory_ = nullptr;
-  size_t memory_bytes_ = 0;
+  std::unique_ptr<Mapping> memory_;
   std::vector<uint8_t*> free_;
   struct Waiter {
     WaitId id;

@@ -53,11 +53,13 @@ class BlockHold {
                                std::vector<uint64_t>* out) const = 0;
   virtual bool has_generations() const = 0;
 
-  // OK, or why the pool's memory must not be trusted any more (FailedPrecondition: SEGMENT_FAILED, POOL_LOST).
+  // OK, or why the pool's memory must not be trusted any more (FailedPrecondition: SEGMENT_FAILED). A lost pool's memory
+  // stays mapped and good: that is OnLost's to tell.
   virtual absl::Status Health() const = 0;
 
   // `lost` is called at most once, from any thread, when the pool is lost (at once if it already is); it must return
   // quickly. Dropped with the hold.
+  // A call that has begun may end after the hold is gone: capture what stays alive.
   virtual void OnLost(std::function<void(absl::Status why)> lost) = 0;
 };
 
@@ -76,14 +78,15 @@ struct PoolStatus {
 
 struct PoolLimits {
   std::string shared_dir;       // for FILE segments
-  std::string shm_prefix = "/"; // allowed POSIX_SHM names
-  uint64_t max_owned_bytes = 0;
+  std::string shm_prefix = "/";  // allowed POSIX_SHM names
+  uint64_t max_owned_bytes = 0;  // of all DAEMON_OWNED segments together
   uint32_t max_pools = 64;
-  uint64_t max_chunk_bytes = 0;
+  uint64_t max_chunk_bytes = 0;  // 0: no such limit
   int64_t lease_default_ttl_ms = 30000, lease_min_ttl_ms = 1000, lease_max_ttl_ms = 600000;
 };
 
-// What happens to pools, for metrics. Called from any thread, must return quickly.
+// What happens to pools, for metrics. Called from any thread, must return quickly. `kind` of a lease: "pool" once, then
+// "source" or "destination" for each hold it took with it.
 struct PoolEvents {
   std::function<void(const std::string& kind)> lease_expired = [](const std::string&) {};
 };
@@ -94,25 +97,30 @@ class PoolRegistry {
   static std::unique_ptr<PoolRegistry> Create(PoolLimits limits, uint64_t epoch, Clock* clock, PoolEvents events);
   virtual ~PoolRegistry() = default;
 
-  // Maps the segments and checks everything. The same request_id with an equal schema answers the same pool; with
-  // another schema ALREADY_EXISTS. Errors: those of CheckSchema; NOT_FOUND SEGMENT_NOT_FOUND; INVALID_ARGUMENT
-  // SEGMENT_TOO_SHORT, SEGMENT_SPARSE, SEGMENT_NOT_REGULAR, SEGMENT_OUTSIDE_DIR (symlinks too); RESOURCE_EXHAUSTED
-  // POOLS_FULL, OWNED_QUOTA; UNAVAILABLE DRAINING.
+  // Maps the segments and checks everything. While the pool lives, the same request_id with an equal schema answers it
+  // again and renews it; with another schema ALREADY_EXISTS REQUEST_ID_REUSED. An empty request_id is never a repeat.
+  // lease_ttl_ms is brought into the limits; 0: the default. Errors: those of CheckSchema; NOT_FOUND SEGMENT_NOT_FOUND;
+  // INVALID_ARGUMENT SEGMENT_TOO_SHORT, SEGMENT_SPARSE, SEGMENT_NOT_REGULAR, SEGMENT_OUTSIDE_DIR (symlinks too),
+  // INVALID_REQUEST_ID; PERMISSION_DENIED SEGMENT_NO_ACCESS; RESOURCE_EXHAUSTED POOLS_FULL, OWNED_QUOTA (retry delay),
+  // SEGMENT_MAP_FAILED, OUT_OF_MEMORY; UNAVAILABLE DRAINING. Blocks while it maps.
   virtual absl::StatusOr<PoolHandle> Register(const std::string& request_id, const PoolSchema& schema,
                                               int64_t lease_ttl_ms) = 0;
   // Extends the lease; answers its TTL. NOT_FOUND UNKNOWN_POOL, FAILED_PRECONDITION STALE_EPOCH.
   virtual absl::StatusOr<int64_t> Renew(const std::string& pool_id, uint64_t epoch) = 0;
   // A HoldPool stream opened / broke. While at least one is open, its pings renew; when the last one breaks the pool is
-  // lost at once. `on_event` gets the pool's end (LEASE_EXPIRED, UNREGISTERED, SEGMENT_FAILED, DRAINING).
+  // lost at once. `on_event` gets the pool's end (LEASE_EXPIRED, UNREGISTERED, SEGMENT_FAILED); and DRAINING, after
+  // which the pool is still served. RESOURCE_EXHAUSTED HOLDS_FULL above 64 streams. A truncated segment is noticed by
+  // the next use or, by an idle pool, at the end of the lease's period.
   virtual absl::StatusOr<uint64_t> OpenHold(const std::string& pool_id, uint64_t epoch,
                                             std::function<void(const std::string&)> on_event) = 0;
   virtual void CloseHold(const std::string& pool_id, uint64_t hold_id) = 0;
   // `done` exactly once: OK when no hold is left and the pool is unmapped; DEADLINE_EXCEEDED POOL_BUSY after timeout_ms
-  // (the pool stays). New holds are refused meanwhile.
+  // (the pool stays). New holds are refused meanwhile (FAILED_PRECONDITION POOL_CLOSING).
   virtual void Unregister(const std::string& pool_id, uint64_t epoch, int64_t timeout_ms,
                           std::function<void(absl::Status)> done) = 0;
 
-  // Source blocks, shared. token_count tokens must fit the blocks, blocks exist, one list per group of the schema.
+  // Source blocks, shared. token_count tokens must fit the blocks, blocks exist, one list per group of the schema, none
+  // longer than the pool has blocks. All that is listed is held, also what token_count does not need.
   // Errors: NOT_FOUND UNKNOWN_POOL; FAILED_PRECONDITION STALE_EPOCH; NOT_FOUND UNKNOWN_BLOCK; INVALID_ARGUMENT
   // INVALID_BLOCKS; FAILED_PRECONDITION BLOCKS_RESERVED (a destination has them).
   virtual absl::StatusOr<std::unique_ptr<BlockHold>> HoldSource(const std::string& pool_id, uint64_t epoch,

@@ -17,6 +17,7 @@ struct SegmentSpec {
   enum class Kind { kPosixShm, kFile, kDaemonOwned } kind = Kind::kDaemonOwned;
   std::string name;  // shm name or path relative to memory.shared_dir
   uint64_t size_bytes = 0;
+  friend bool operator==(const SegmentSpec&, const SegmentSpec&) = default;
 };
 
 // Element (b, t, h, d) of [num_blocks, block_tokens, heads, head_dim] is at
@@ -28,12 +29,14 @@ struct TensorSchema {
   uint64_t token_stride_bytes = 0;
   uint64_t head_stride_bytes = 0;
   uint64_t dim_stride_bytes = 0;
+  friend bool operator==(const TensorSchema&, const TensorSchema&) = default;
 };
 
 struct LayerSchema {
   uint32_t layer = 0;
   TensorSchema k;
   std::optional<TensorSchema> v;
+  friend bool operator==(const LayerSchema&, const LayerSchema&) = default;
 };
 
 struct GroupSchema {
@@ -47,6 +50,7 @@ struct GroupSchema {
   uint64_t num_blocks = 0;
   uint32_t sliding_window_tokens = 0;
   std::vector<LayerSchema> layers;
+  friend bool operator==(const GroupSchema&, const GroupSchema&) = default;
 };
 
 struct PoolSchema {
@@ -59,15 +63,33 @@ struct PoolSchema {
   struct Generations {
     uint32_t segment = 0;
     uint64_t offset_bytes = 0;
+    friend bool operator==(const Generations&, const Generations&) = default;
   };
   std::optional<Generations> generations;
+  friend bool operator==(const PoolSchema&, const PoolSchema&) = default;
 };
 
-// Everything that can be checked without the memory: counts and sizes in range, every stride and offset inside its
-// segment (overflow-safe), elements of one tensor not overlapping each other, tensors not overlapping each other,
-// layers unique, a chunk of one token fits max_chunk_bytes. InvalidArgument with reasons INVALID_SCHEMA,
-// OUT_OF_RANGE, OVERLAP, CHUNK_TOO_LARGE; the message names the path (groups[0].layers[3].k.token_stride_bytes),
-// the value and the limit.
+// Most of each that a schema may have; messages name them.
+namespace schema_limits {
+constexpr uint64_t kSegments = 4096;
+constexpr uint64_t kGroups = 64;
+constexpr uint64_t kLayers = 4096;       // over all groups
+constexpr uint64_t kLayerIndex = 65535;  // 16 bits on the wire
+constexpr uint64_t kHeads = 1024;
+constexpr uint64_t kHeadDim = 1024;
+constexpr uint64_t kBlockTokens = 256;
+constexpr uint64_t kNumBlocks = uint64_t{1} << 31;
+constexpr uint64_t kSegmentBytes = uint64_t{1} << 46;
+constexpr uint64_t kNameBytes = 1024;
+constexpr uint64_t kTensorParallel = 65536;
+}  // namespace schema_limits
+
+// Everything that can be checked without the memory: counts and sizes in range, offsets and strides multiples of the
+// element size, every element inside its segment (overflow-safe), elements of one tensor not overlapping each other,
+// tensors not overlapping each other or the generation table (method and its limits: overlap.h), layers unique, a chunk
+// of one token fits max_chunk_bytes (0: no such limit). InvalidArgument with reasons INVALID_SCHEMA, OUT_OF_RANGE,
+// OVERLAP, CHUNK_TOO_LARGE; the message names the path (groups[0].layers[3].k.token_stride_bytes), the value and the
+// limit, the metadata has them as field, value, limit.
 absl::Status CheckSchema(const PoolSchema& schema, uint64_t max_chunk_bytes);
 
 }  // namespace spectrumkv

@@ -1,0 +1,172 @@
+#include "server/memory/mapping.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "server/base/status.h"
+#include "server/memory/open_beneath.h"
+
+namespace spectrumkv {
+namespace {
+
+constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
+constexpr uint64_t kMaxBytes = uint64_t{1} << 47;  // the address space of a process
+constexpr size_t kMaxNameBytes = 255;
+
+absl::Status Refuse(absl::StatusCode code, const std::string& reason, const std::string& segment,
+                    const std::string& what, Metadata metadata = {}) {
+  metadata.emplace("segment", segment);
+  return MakeError(code, reason, "segment \"" + segment + "\" " + what, metadata);
+}
+
+absl::Status OpenError(int error, const std::string& segment) {
+  switch (error) {
+    case ENOENT:
+    case ENOTDIR:
+      return Refuse(absl::StatusCode::kNotFound, "SEGMENT_NOT_FOUND", segment, "does not exist");
+    case ELOOP:
+      return Refuse(absl::StatusCode::kInvalidArgument, "SEGMENT_OUTSIDE_DIR", segment, "is reached by a symlink");
+    case EXDEV:
+    case EINVAL:
+    case ENAMETOOLONG:
+      return Refuse(absl::StatusCode::kInvalidArgument, "SEGMENT_OUTSIDE_DIR", segment,
+                    "is not a relative path inside memory.shared_dir");
+    case EISDIR:
+    case ENXIO:
+    case ENODEV:
+      return Refuse(absl::StatusCode::kInvalidArgument, "SEGMENT_NOT_REGULAR", segment, "is not a regular file");
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return Refuse(absl::StatusCode::kPermissionDenied, "SEGMENT_NO_ACCESS", segment,
+                    "cannot be opened for reading and writing: " + std::string(strerror(error)));
+    default:
+      return Refuse(absl::StatusCode::kResourceExhausted, "SEGMENT_MAP_FAILED", segment,
+                    "cannot be opened: " + std::string(strerror(error)));
+  }
+}
+
+absl::Status CheckFile(const struct stat& info, uint64_t size, const std::string& segment) {
+  if (!S_ISREG(info.st_mode)) {
+    return Refuse(absl::StatusCode::kInvalidArgument, "SEGMENT_NOT_REGULAR", segment, "is not a regular file");
+  }
+  const uint64_t file_bytes = static_cast<uint64_t>(info.st_size);
+  if (file_bytes < size) {
+    return Refuse(absl::StatusCode::kInvalidArgument, "SEGMENT_TOO_SHORT", segment,
+                  "has " + std::to_string(file_bytes) + " bytes, " + std::to_string(size) + " are registered",
+                  {{"actual_bytes", std::to_string(file_bytes)}, {"size_bytes", std::to_string(size)}});
+  }
+  const uint64_t stored_bytes = static_cast<uint64_t>(info.st_blocks) * 512;
+  if (stored_bytes < file_bytes) {
+    return Refuse(absl::StatusCode::kInvalidArgument, "SEGMENT_SPARSE", segment,
+                  "has holes (" + std::to_string(stored_bytes) + " of " + std::to_string(file_bytes) +
+                      " bytes are there): its owner must write every page before it registers",
+                  {{"stored_bytes", std::to_string(stored_bytes)}, {"size_bytes", std::to_string(size)}});
+  }
+  return absl::OkStatus();
+}
+
+bool GoodShmName(const std::string& name) {
+  return name.size() >= 2 && name.size() <= kMaxNameBytes && name[0] == '/' && name.find('/', 1) == std::string::npos &&
+         name.find('\0') == std::string::npos && name != "/." && name != "/..";
+}
+
+absl::Status CheckSize(uint64_t size, const std::string& segment) {
+  if (size >= 1 && size <= kMaxBytes) return absl::OkStatus();
+  return Refuse(absl::StatusCode::kInvalidArgument, "INVALID_SCHEMA", segment,
+                "has size " + std::to_string(size) + ", allowed are 1 to " + std::to_string(kMaxBytes));
+}
+
+}  // namespace
+
+Mapping::Mapping(void* address, size_t mapped_bytes, uint8_t* data, uint64_t size, bool guarded)
+    : address_(address), mapped_bytes_(mapped_bytes), data_(data), size_(size) {
+  if (guarded) guard_ = std::make_unique<SigbusGuard>(address, mapped_bytes);
+}
+
+Mapping::~Mapping() {
+  // The guard goes first: once unmapped, the range may be given to another mapping.
+  guard_.reset();
+  munmap(address_, mapped_bytes_);
+}
+
+// Consumes `fd`.
+absl::StatusOr<std::unique_ptr<Mapping>> MapSegment(int fd, uint64_t size, const std::string& segment) {
+  struct stat info = {};
+  absl::Status status = fstat(fd, &info) == 0 ? CheckFile(info, size, segment) : OpenError(errno, segment);
+  if (!status.ok()) {
+    close(fd);
+    return status;
+  }
+  void* address = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  const int error = errno;
+  close(fd);
+  if (address == MAP_FAILED) {
+    return Refuse(absl::StatusCode::kResourceExhausted, "SEGMENT_MAP_FAILED", segment,
+                  "cannot be mapped: " + std::string(strerror(error)));
+  }
+  auto mapping = std::make_unique<Mapping>(address, size, static_cast<uint8_t*>(address), size, /*guarded=*/true);
+  if (!mapping->guard_->armed()) {
+    return Refuse(absl::StatusCode::kResourceExhausted, "SEGMENT_MAP_FAILED", segment,
+                  "is one more than the " + std::to_string(SigbusGuard::kMaxRanges) + " a daemon can guard");
+  }
+  mapping->device = info.st_dev;
+  mapping->inode = info.st_ino;
+  return mapping;
+}
+
+absl::StatusOr<std::unique_ptr<Mapping>> OpenShmSegment(const std::string& name, const std::string& prefix,
+                                                        uint64_t size) {
+  if (absl::Status status = CheckSize(size, name); !status.ok()) return status;
+  if (!GoodShmName(name) || name.compare(0, prefix.size(), prefix) != 0) {
+    return Refuse(absl::StatusCode::kInvalidArgument, "SEGMENT_OUTSIDE_DIR", name,
+                  "is not a name \"/x\" that begins with \"" + prefix + "\"", {{"prefix", prefix}});
+  }
+  const int fd = shm_open(name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0);  // close-on-exec by itself
+  if (fd < 0) return OpenError(errno, name);
+  return MapSegment(fd, size, name);
+}
+
+absl::StatusOr<std::unique_ptr<Mapping>> OpenFileSegment(const std::string& shared_dir, const std::string& path,
+                                                         uint64_t size) {
+  if (absl::Status status = CheckSize(size, path); !status.ok()) return status;
+  if (shared_dir.empty()) {
+    return Refuse(absl::StatusCode::kInvalidArgument, "SEGMENT_OUTSIDE_DIR", path,
+                  "is a file, and memory.shared_dir is not set");
+  }
+  const int fd = OpenBeneath(shared_dir, path);
+  if (fd < 0) return OpenError(-fd, path);
+  return MapSegment(fd, size, path);
+}
+
+absl::StatusOr<std::unique_ptr<Mapping>> AllocateOwned(uint64_t size) {
+  const std::string segment = "daemon owned";
+  if (absl::Status status = CheckSize(size, segment); !status.ok()) return status;
+  const auto out_of_memory = [&](const char* what) {
+    return Refuse(absl::StatusCode::kResourceExhausted, "OUT_OF_MEMORY", segment,
+                  std::string(what) + " " + std::to_string(size) + " bytes: " + strerror(errno));
+  };
+  const uint64_t whole = (size + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+  const uint64_t mapped = whole + kHugePageBytes;
+  void* address = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (address == MAP_FAILED) return out_of_memory("cannot map");
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(address);
+  uint8_t* data = reinterpret_cast<uint8_t*>((begin + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes);
+  auto mapping = std::make_unique<Mapping>(address, mapped, data, size, /*guarded=*/false);
+  madvise(data, whole, MADV_HUGEPAGE);  // where the kernel has none, small pages are as right
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+  if (madvise(data, size, MADV_POPULATE_WRITE) != 0) {
+    if (errno != EINVAL) return out_of_memory("cannot populate");
+    std::memset(data, 0, size);  // kernels before 5.14
+  }
+  return mapping;
+}
+
+}  // namespace spectrumkv

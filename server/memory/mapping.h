@@ -1,0 +1,57 @@
+// Host memory mapped into the daemon: a worker's segment, or the daemon's own. RAII.
+//
+// A worker's segment is checked and mapped, never written or touched here: where its pages lie is the worker's choice,
+// and a hole would be filled by whoever touches it first. It is guarded against later truncation (sigbus_guard.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/memory/sigbus_guard.h"
+
+namespace spectrumkv {
+
+// Unmapped when destroyed. The memory itself may be used by any thread; failed() is thread-safe.
+class Mapping {
+ public:
+  Mapping(void* address, size_t mapped_bytes, uint8_t* data, uint64_t size, bool guarded);
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  uint8_t* data() const { return data_; }
+  uint64_t size() const { return size_; }
+  // True for ever once the owner was caught having truncated the segment: what is read since may be zeros.
+  bool failed() const { return guard_ != nullptr && guard_->failed(); }
+
+  // Which object it is: equal for two mappings of one segment, whatever their names. 0, 0 for owned memory.
+  uint64_t device = 0, inode = 0;
+
+ private:
+  friend absl::StatusOr<std::unique_ptr<Mapping>> MapSegment(int, uint64_t, const std::string&);
+  void* const address_;
+  const size_t mapped_bytes_;
+  uint8_t* const data_;
+  const uint64_t size_;
+  std::unique_ptr<SigbusGuard> guard_;
+};
+
+// POSIX shared memory `name` ("/x", no other slash), which must begin with `prefix`. Maps its first `size` bytes.
+// Errors of both: NOT_FOUND SEGMENT_NOT_FOUND; INVALID_ARGUMENT SEGMENT_OUTSIDE_DIR (bad name, symlink, not under the
+// prefix or directory), SEGMENT_NOT_REGULAR, SEGMENT_TOO_SHORT, SEGMENT_SPARSE; PERMISSION_DENIED SEGMENT_NO_ACCESS;
+// RESOURCE_EXHAUSTED SEGMENT_MAP_FAILED.
+absl::StatusOr<std::unique_ptr<Mapping>> OpenShmSegment(const std::string& name, const std::string& prefix,
+                                                        uint64_t size);
+
+// The regular file `path`, relative to `shared_dir`, reached without any symlink below shared_dir.
+absl::StatusOr<std::unique_ptr<Mapping>> OpenFileSegment(const std::string& shared_dir, const std::string& path,
+                                                         uint64_t size);
+
+// Zeroed, populated memory of the daemon, 2 MiB aligned, huge pages advised. RESOURCE_EXHAUSTED OUT_OF_MEMORY.
+absl::StatusOr<std::unique_ptr<Mapping>> AllocateOwned(uint64_t size);
+
+}  // namespace spectrumkv

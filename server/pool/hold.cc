@@ -1,0 +1,139 @@
+#include "server/pool/hold.h"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+#include "server/base/status.h"
+
+namespace spectrumkv {
+namespace {
+
+absl::Status BadBlocks(const std::string& message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_BLOCKS", message);
+}
+
+std::string GroupName(size_t group) { return "groups[" + std::to_string(group) + "]"; }
+
+absl::Status UnknownBlock(size_t group, uint64_t block, uint64_t num_blocks) {
+  return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_BLOCK",
+                   GroupName(group) + " has no block " + std::to_string(block) + ", only 0 to " +
+                       std::to_string(num_blocks - 1),
+                   {{"group", std::to_string(group)},
+                    {"block", std::to_string(block)},
+                    {"num_blocks", std::to_string(num_blocks)}});
+}
+
+absl::Status ExpandRuns(const GroupSchema& schema, const GroupBlockList& list, uint32_t token_count,
+                        std::vector<uint32_t>* ids) {
+  uint64_t total = 0;
+  for (const BlockRange& run : list.runs) {
+    if (run.count == 0) return BadBlocks(GroupName(list.group) + " has a run of no blocks");
+    if (run.first >= schema.num_blocks) return UnknownBlock(list.group, run.first, schema.num_blocks);
+    if (run.count > schema.num_blocks - run.first) {
+      return UnknownBlock(list.group, schema.num_blocks, schema.num_blocks);
+    }
+    total += run.count;
+    // More would only repeat blocks; it also bounds what a request makes the daemon hold.
+    if (total > schema.num_blocks) {
+      return BadBlocks(GroupName(list.group) + " lists more than its " + std::to_string(schema.num_blocks) + " blocks");
+    }
+  }
+  const uint64_t needed = (uint64_t{token_count} + schema.block_tokens - 1) / schema.block_tokens;
+  if (total < needed) {
+    return BadBlocks(GroupName(list.group) + " lists " + std::to_string(total) + " blocks of " +
+                     std::to_string(schema.block_tokens) + " tokens, " + std::to_string(token_count) + " tokens need " +
+                     std::to_string(needed));
+  }
+  ids->reserve(total);
+  for (const BlockRange& run : list.runs) {
+    for (uint64_t i = 0; i < run.count; ++i) ids->push_back(static_cast<uint32_t>(run.first + i));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::vector<uint32_t>>> ExpandBlocks(const PoolSchema& schema,
+                                                                const std::vector<GroupBlockList>& blocks,
+                                                                uint32_t token_count) {
+  if (token_count == 0) return BadBlocks("token_count is 0, it must be positive");
+  if (blocks.size() != schema.groups.size()) {
+    return BadBlocks(std::to_string(blocks.size()) + " block lists for " + std::to_string(schema.groups.size()) +
+                     " groups");
+  }
+  std::vector<std::vector<uint32_t>> ids(schema.groups.size());
+  for (const GroupBlockList& list : blocks) {
+    if (list.group >= schema.groups.size()) {
+      return BadBlocks(GroupName(list.group) + " is not one of the pool's " + std::to_string(schema.groups.size()));
+    }
+    if (!ids[list.group].empty()) return BadBlocks(GroupName(list.group) + " has two block lists");
+    absl::Status status = ExpandRuns(schema.groups[list.group], list, token_count, &ids[list.group]);
+    if (!status.ok()) return status;
+  }
+  return ids;
+}
+
+PoolHold::PoolHold(std::shared_ptr<PoolCore> core, std::vector<std::vector<uint32_t>> ids, uint32_t token_count,
+                   bool exclusive, std::shared_ptr<LostNotice> notice)
+    : core_(std::move(core)),
+      ids_(std::move(ids)),
+      token_count_(token_count),
+      exclusive_(exclusive),
+      notice_(std::move(notice)) {}
+
+PoolHold::~PoolHold() {
+  notice_->Drop();
+  core_->ReleaseHold(ids_, exclusive_, notice_);
+}
+
+void PoolHold::FillRows(uint32_t group, uint32_t layer_slot, PlaneId plane, uint32_t token_first, uint32_t count,
+                        uint8_t** rows) const {
+  assert(uint64_t{token_first} + count <= token_count_);
+  if (count == 0) return;
+  const TensorPlace& place = core_->place(group, layer_slot, plane);
+  const uint32_t* block = ids_[group].data() + token_first / place.block_tokens;
+  uint32_t token = token_first % place.block_tokens;
+  const uint64_t stride = place.token_stride;
+  uint8_t** const end = rows + count;
+  while (rows != end) {
+    uint8_t* at = place.Block(*block++) + token * stride;
+    const size_t in_block = std::min<size_t>(place.block_tokens - token, static_cast<size_t>(end - rows));
+    uint8_t** const block_end = rows + in_block;
+    for (; rows != block_end; at += stride) *rows++ = at;
+    token = 0;
+  }
+}
+
+void PoolHold::ZeroTail(uint32_t kept_tokens) const {
+  assert(kept_tokens <= token_count_);
+  if (kept_tokens == 0) return;
+  const PoolSchema& pool = schema();
+  for (uint32_t g = 0; g < pool.groups.size(); ++g) {
+    const uint32_t block_tokens = pool.groups[g].block_tokens;
+    const uint32_t used = kept_tokens % block_tokens;
+    if (used == 0) continue;
+    const uint32_t block = ids_[g][kept_tokens / block_tokens];
+    for (uint32_t l = 0; l < pool.groups[g].layers.size(); ++l) {
+      ZeroTokens(core_->place(g, l, PlaneId::kK), block, used);
+      if (pool.groups[g].layers[l].v) ZeroTokens(core_->place(g, l, PlaneId::kV), block, used);
+    }
+  }
+}
+
+void PoolHold::ReadGenerations(uint32_t group, uint32_t token_first, uint32_t count,
+                               std::vector<uint64_t>* out) const {
+  const uint64_t* table = core_->generations();
+  if (table == nullptr || count == 0) return;
+  const uint32_t block_tokens = schema().groups[group].block_tokens;
+  const uint32_t last = (token_first + (count - 1)) / block_tokens;
+  for (uint32_t i = token_first / block_tokens; i <= last; ++i) {
+    // The order a seqlock needs: what the caller read before is not newer (fence), what it reads after not older (load).
+#if !defined(__SANITIZE_THREAD__)  // knows no fences; it sees one process of the two anyway
+    std::atomic_thread_fence(std::memory_order_acquire);
+#endif
+    out->push_back(__atomic_load_n(table + ids_[group][i], __ATOMIC_ACQUIRE));
+  }
+}
+
+}  // namespace spectrumkv

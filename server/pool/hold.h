@@ -1,0 +1,45 @@
+// A BlockHold over a PoolCore.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "server/pool/pool_core.h"
+
+namespace spectrumkv {
+
+class PoolHold final : public BlockHold {
+ public:
+  // Takes over the use of `ids` ([group][token / block_tokens] -> block) that PoolCore::Hold has counted.
+  PoolHold(std::shared_ptr<PoolCore> core, std::vector<std::vector<uint32_t>> ids, uint32_t token_count, bool exclusive,
+           std::shared_ptr<LostNotice> notice);
+  ~PoolHold() override;
+
+  const PoolSchema& schema() const override { return core_->schema(); }
+  uint32_t token_count() const override { return token_count_; }
+  void FillRows(uint32_t group, uint32_t layer_slot, PlaneId plane, uint32_t token_first, uint32_t count,
+                uint8_t** rows) const override;
+  void ZeroTail(uint32_t kept_tokens) const override;
+  void ReadGenerations(uint32_t group, uint32_t token_first, uint32_t count,
+                       std::vector<uint64_t>* out) const override;
+  bool has_generations() const override { return core_->generations() != nullptr; }
+  absl::Status Health() const override { return core_->Health(); }
+  void OnLost(std::function<void(absl::Status why)> lost) override { notice_->Set(std::move(lost)); }
+
+ private:
+  const std::shared_ptr<PoolCore> core_;
+  const std::vector<std::vector<uint32_t>> ids_;
+  const uint32_t token_count_;
+  const bool exclusive_;
+  const std::shared_ptr<LostNotice> notice_;
+};
+
+// The blocks of each group in order, checked against the schema: one list per group, blocks that exist, enough of them
+// for token_count tokens. Errors: NOT_FOUND UNKNOWN_BLOCK, INVALID_ARGUMENT INVALID_BLOCKS.
+absl::StatusOr<std::vector<std::vector<uint32_t>>> ExpandBlocks(const PoolSchema& schema,
+                                                                const std::vector<GroupBlockList>& blocks,
+                                                                uint32_t token_count);
+
+}  // namespace spectrumkv

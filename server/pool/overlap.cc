@@ -1,0 +1,146 @@
+#include "server/pool/overlap.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace spectrumkv {
+namespace {
+
+constexpr uint64_t kMaxSpan = uint64_t{1} << 62;
+using Pair = std::pair<size_t, size_t>;
+
+// A tensor on one level of the search: what is left of its dims, greatest stride first.
+struct Piece {
+  size_t index = 0;  // in the caller's vector
+  uint64_t begin = 0;
+  uint64_t span = 0;
+  uint64_t element_bytes = 0;
+  std::array<Lattice::Dim, 4> dims{};
+  size_t dim_count = 0;
+  uint64_t end() const { return begin + span; }
+};
+
+std::array<size_t, 4> OrderByStride(const Lattice& lattice) {
+  std::array<size_t, 4> order{0, 1, 2, 3};
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return lattice.dims[a].stride < lattice.dims[b].stride; });
+  return order;
+}
+
+Piece PieceOf(const Lattice& lattice, size_t index) {
+  Piece piece{index, lattice.offset, *SpanOf(lattice), lattice.element_bytes};
+  const std::array<size_t, 4> order = OrderByStride(lattice);
+  for (size_t i = order.size(); i-- > 0;) {
+    const Lattice::Dim dim = lattice.dims[order[i]];
+    if (dim.extent > 1) piece.dims[piece.dim_count++] = dim;
+  }
+  return piece;
+}
+
+void SortByBegin(std::vector<Piece>* pieces) {
+  std::sort(pieces->begin(), pieces->end(), [](const Piece& a, const Piece& b) {
+    return a.begin != b.begin ? a.begin < b.begin : a.index < b.index;
+  });
+}
+
+std::optional<Pair> Search(std::vector<Piece> pieces, uint64_t modulus);
+
+// `pieces` sorted, positions on a line: splits them where nothing crosses and searches each part.
+std::optional<Pair> SearchLine(const std::vector<Piece>& pieces) {
+  size_t first = 0;
+  while (first < pieces.size()) {
+    size_t last = first + 1;
+    uint64_t end = pieces[first].end();
+    for (; last < pieces.size() && pieces[last].begin < end; ++last) end = std::max(end, pieces[last].end());
+    if (last - first > 1) {
+      const auto begin = pieces.begin();
+      std::vector<Piece> chain(begin + static_cast<ptrdiff_t>(first), begin + static_cast<ptrdiff_t>(last));
+      if (auto found = Search(std::move(chain), 0)) return found;
+    }
+    first = last;
+  }
+  return std::nullopt;
+}
+
+// Turns a circle of length `circle` into a line, cut where no piece crosses. False where there is no such place.
+bool Unroll(std::vector<Piece>* pieces, uint64_t circle) {
+  SortByBegin(pieces);
+  const size_t n = pieces->size();
+  // What the pieces of the lap before reach into this one, then on from there.
+  uint64_t reach = 0;
+  for (const Piece& piece : *pieces) reach = std::max(reach, piece.end());
+  reach = reach > circle ? reach - circle : 0;
+  for (size_t i = 0; i < n; ++i) {
+    if ((*pieces)[i].begin >= reach) {
+      for (size_t j = 0; j < i; ++j) (*pieces)[j].begin += circle;
+      std::rotate(pieces->begin(), pieces->begin() + static_cast<ptrdiff_t>(i), pieces->end());
+      return true;
+    }
+    reach = std::max(reach, (*pieces)[i].end());
+  }
+  return false;
+}
+
+// Pieces whose hulls touch in a chain. `modulus` 0: positions are on a line; else they are on a circle of that length.
+std::optional<Pair> Search(std::vector<Piece> pieces, uint64_t modulus) {
+  const Pair suspect(pieces[0].index, pieces[1].index);
+  uint64_t stride = 0;
+  for (const Piece& piece : pieces) {
+    if (piece.dim_count > 0) stride = std::max(stride, piece.dims[0].stride);
+  }
+  if (stride == 0) return suspect;
+  if (modulus != 0 && modulus % stride != 0) return suspect;
+  for (Piece& piece : pieces) {
+    if (piece.dim_count > 0 && piece.dims[0].stride == stride) {
+      piece.span -= (piece.dims[0].extent - 1) * stride;
+      std::copy(piece.dims.begin() + 1, piece.dims.end(), piece.dims.begin());
+      --piece.dim_count;
+    }
+    if (piece.span > stride) return suspect;
+    piece.begin %= stride;
+  }
+  if (Unroll(&pieces, stride)) return SearchLine(pieces);
+  return Search(std::move(pieces), stride);
+}
+
+}  // namespace
+
+std::optional<uint64_t> SpanOf(const Lattice& lattice) {
+  unsigned __int128 span = lattice.element_bytes;
+  for (const Lattice::Dim& dim : lattice.dims) {
+    if (dim.extent > 1) span += static_cast<unsigned __int128>(dim.extent - 1) * dim.stride;
+    if (span > kMaxSpan) return std::nullopt;
+  }
+  return static_cast<uint64_t>(span);
+}
+
+int FindSelfOverlap(const Lattice& lattice) {
+  uint64_t span = lattice.element_bytes;
+  for (const size_t i : OrderByStride(lattice)) {
+    const Lattice::Dim& dim = lattice.dims[i];
+    if (dim.extent <= 1) continue;
+    if (dim.stride < span) return static_cast<int>(i);
+    span += (dim.extent - 1) * dim.stride;
+  }
+  return -1;
+}
+
+std::optional<Pair> FindOverlap(const std::vector<Lattice>& lattices) {
+  std::vector<size_t> order(lattices.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return lattices[a].segment < lattices[b].segment; });
+  size_t first = 0;
+  while (first < order.size()) {
+    std::vector<Piece> pieces;
+    const uint32_t segment = lattices[order[first]].segment;
+    for (; first < order.size() && lattices[order[first]].segment == segment; ++first) {
+      pieces.push_back(PieceOf(lattices[order[first]], order[first]));
+    }
+    SortByBegin(&pieces);
+    if (auto found = SearchLine(pieces)) return found;
+  }
+  return std::nullopt;
+}
+
+}  // namespace spectrumkv

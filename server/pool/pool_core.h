@@ -1,0 +1,137 @@
+// One pool: its memory, lease, streams, holds and block use. The registry finds it, holds keep it alive.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/base/clock.h"
+#include "server/memory/mapping.h"
+#include "server/pool/block_copy.h"
+#include "server/pool/block_use.h"
+#include "server/pool/pool.h"
+
+namespace spectrumkv {
+
+// Tells one hold, at most once, that its pool is lost. Thread-safe.
+class LostNotice {
+ public:
+  void Set(std::function<void(absl::Status)> callback);
+  void Fire(const absl::Status& why);
+  // No call begins after this; one that has begun may still be running.
+  void Drop();
+
+ private:
+  std::mutex mutex_;
+  std::function<void(absl::Status)> callback_;
+  bool dropped_ = false;
+  absl::Status why_;  // not OK once fired
+};
+
+// Thread-safe. Callbacks are called outside its lock.
+//
+// active -> closing (Unregister waits for users; back to active on its timeout) -> gone
+//        -> lost (lease, broken stream, truncated segment) -> gone
+// gone: unmapped, forgotten by the registry; entered when the last user leaves.
+class PoolCore : public std::enable_shared_from_this<PoolCore> {
+ public:
+  struct Config {
+    std::string id;
+    PoolSchema schema;
+    std::vector<std::unique_ptr<Mapping>> segments;  // one per segment of the schema
+    int64_t lease_ttl_ms = 0;
+    Clock* clock = nullptr;
+    PoolEvents events;
+    std::function<void()> on_gone;  // once, before anybody is told that the pool is gone
+  };
+  explicit PoolCore(Config config);
+
+  const std::string& id() const { return id_; }
+  const PoolSchema& schema() const { return schema_; }
+  const TensorPlace& place(uint32_t group, uint32_t layer_slot, PlaneId plane) const {
+    return places_[group][layer_slot][plane == PlaneId::kV ? 1 : 0];
+  }
+  // Null where the schema has none.
+  const uint64_t* generations() const { return generations_; }
+  bool alive() const { return !lost_.load(); }
+  // OK; POOL_LOST, SEGMENT_FAILED. A failure seen here first ends the pool, on the clock's thread.
+  absl::Status Health();
+
+  void StartLease();
+  // All of these: NOT_FOUND UNKNOWN_POOL once lost.
+  absl::StatusOr<int64_t> Renew();
+  absl::StatusOr<uint64_t> OpenHold(std::function<void(const std::string&)> on_event);
+  void CloseHold(uint64_t hold_id);
+  void Unregister(int64_t timeout_ms, std::function<void(absl::Status)> done);
+  // The pool is lost for this cause (LEASE_EXPIRED, SEGMENT_FAILED, WORKER_GONE).
+  void End(const std::string& cause);
+  void Announce(const std::string& event);
+  // The registry and the clock go: no more timers and events.
+  void Shutdown();
+
+  absl::StatusOr<std::unique_ptr<BlockHold>> Hold(const std::vector<GroupBlockList>& blocks, uint32_t token_count,
+                                                  bool exclusive);
+  absl::Status PutBlock(uint32_t group, uint32_t layer, PlaneId plane, uint64_t block, const std::string& data);
+  absl::StatusOr<std::string> GetBlock(uint32_t group, uint32_t layer, PlaneId plane, uint64_t block);
+  PoolStatus Describe() const;
+
+ private:
+  friend class PoolHold;
+  enum class State { kActive, kClosing, kLost };
+  using BlockIds = std::vector<std::vector<uint32_t>>;  // by group
+  struct Closer {
+    std::function<void(absl::Status)> done;
+    TimerId timer = 0;
+  };
+
+  void PlaceTensors();
+  bool SegmentFailed() const;
+  absl::Status LostStatus(const std::string& cause) const;
+  absl::Status CheckUsableLocked() const;
+  absl::Status TakeLocked(const BlockIds& ids, bool exclusive);
+  void GiveBackLocked(const BlockIds& ids, bool exclusive);
+  void ReleaseHold(const BlockIds& ids, bool exclusive, const std::shared_ptr<LostNotice>& notice);
+  // Becomes gone if it should and nobody uses it. Unlocks `lock`.
+  void FinishIfIdle(std::unique_lock<std::mutex> lock);
+  void ArmLeaseLocked();
+  void OnLeaseTimer();
+  void OnCloseTimeout(uint64_t closer_id);
+  absl::StatusOr<const TensorPlace*> FindPlace(uint32_t group, uint32_t layer, PlaneId plane, uint64_t block) const;
+
+  const std::string id_;
+  const PoolSchema schema_;
+  std::vector<std::unique_ptr<Mapping>> segments_;  // cleared when gone
+  std::vector<std::vector<std::array<TensorPlace, 2>>> places_;
+  const uint64_t* generations_ = nullptr;
+  const int64_t lease_ttl_ms_;
+  const PoolEvents events_;
+  std::function<void()> on_gone_;
+  std::atomic<bool> lost_{false};
+  std::atomic<bool> end_scheduled_{false};
+  std::mutex io_mutex_;  // PutBlock and GetBlock one at a time: they take the block's use; before mutex_
+
+  mutable std::mutex mutex_;
+  Clock* clock_;  // null after Shutdown
+  State state_ = State::kActive;
+  bool gone_ = false;
+  std::string lost_cause_;
+  int64_t lease_deadline_ns_ = 0;
+  TimerId lease_timer_ = 0;
+  uint64_t next_id_ = 1;
+  std::map<uint64_t, std::function<void(const std::string&)>> streams_;
+  std::map<uint64_t, Closer> closers_;
+  std::unordered_set<std::shared_ptr<LostNotice>> source_notices_, target_notices_;
+  std::vector<BlockUse> use_;  // by group
+  uint64_t users_ = 0;         // holds and copies in progress: the mappings stay
+};
+
+}  // namespace spectrumkv
