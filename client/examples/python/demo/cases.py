@@ -56,7 +56,7 @@ class Case:
 
 
 def _greedy(budget: float, tokens: int = 0) -> Case:
-    label = "GREEDY by attention" + (f", {tokens} tokens" if tokens else "")
+    label = f"GREEDY, {tokens} tokens" if tokens else "GREEDY by attention"
     return Case(label, budget, {"allocator": "GREEDY", "scores": True}, tokens)
 
 

@@ -16,7 +16,7 @@ from spectrumkv import wire
 # Best first, as a person would rank them.
 _RANK = (wire.Tier.RAW, wire.Tier.Q8, wire.Tier.P8, wire.Tier.Q4, wire.Tier.P4, wire.Tier.Q3, wire.Tier.Q2)
 _HEAD = (
-    f"{'allocator':<24}{'budget':>7} {'wire KiB':>9} {'saved':>6}  {'tokens per tier, K':<24}{'V':<24}"
+    f"{'allocator':<20}{'budget':>7} {'wire KiB':>9} {'saved':>6}  {'tokens per tier, K':<24}{'V':<24}"
     f"{'1st layer':>9} {'commit':>8} {'GB/s':>6} {'K error':>8} {'V error':>8}  check"
 )
 _METRICS = (
@@ -47,7 +47,7 @@ def row(outcome: Outcome, found: Mapping[str, object], first_s: float, commit_s:
     budget = "none" if outcome.case.budget > 1 else f"{outcome.case.budget:.2f}"
     verdict = _coloured("WRONG", 31) if outcome.problems else _coloured("bit-exact", 32)
     print(
-        f"{outcome.case.label:<24}{budget:>7} {report.wire_bytes / 1024:>9.1f} {saved:>5.1f}%  "
+        f"{outcome.case.label:<20}{budget:>7} {report.wire_bytes / 1024:>9.1f} {saved:>5.1f}%  "
         f"{_tiers(found['tiers_k']):<24}{_tiers(found['tiers_v']):<24}"  # type: ignore[arg-type]
         f"{1e3 * first_s:>6.1f} ms {1e3 * commit_s:>5.1f} ms {report.kv_bytes / commit_s / 1e9:>6.2f} "
         f"{k_error:>8.5f} {v_error:>8.5f}  {verdict}",

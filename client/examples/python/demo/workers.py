@@ -164,7 +164,11 @@ def verify(outcome: Outcome, prompt: Prompt) -> dict[str, Any]:
     exact = landed == source.view(np.uint16)
     if not exact[:, raw].all():
         note("a RAW token is not what it was")
+    counts = _counts(outcome.plan.token_tiers_k, outcome.plan.token_tiers_v, prompt.kv.shape[0])
     for side, report in (("sender", outcome.sent), ("receiver", outcome.received)):
+        told = {tier.tier: (tier.k_tokens, tier.v_tokens) for tier in report.tiers if tier.k_tokens or tier.v_tokens}
+        if told != counts and not expected.escaped:
+            note(f"{side}: tokens per tier are {told}, the plan gives {counts}")
         if report.wire_bytes != expected.wire_bytes:
             note(f"{side}: {report.wire_bytes} wire bytes, the format gives {expected.wire_bytes}")
         if report.wire_bytes > outcome.case.budget * report.kv_bytes:
@@ -174,6 +178,12 @@ def verify(outcome: Outcome, prompt: Prompt) -> dict[str, Any]:
     if outcome.sent.kv_bytes != source.nbytes:
         note(f"{outcome.sent.kv_bytes} raw bytes, the source has {source.nbytes}")
     return {"errors": relative_errors(source, outcome.landed), "tiers_k": tiers_k, "tiers_v": tiers_v}
+
+
+def _counts(tiers_k: Any, tiers_v: Any, layers: int) -> dict[int, tuple[int, int]]:
+    """(K tokens, V tokens) of each v1.Tier, summed over layers."""
+    tiers_k, tiers_v = list(tiers_k), list(tiers_v)
+    return {tier: (layers * tiers_k.count(tier), layers * tiers_v.count(tier)) for tier in {*tiers_k, *tiers_v}}
 
 
 def _tier_ids(tiers: Any) -> NDArray[np.uint8]:
