@@ -83,7 +83,6 @@ struct Avx2 {
 
   static __m128i Load64(const uint8_t* from) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)); }
   static F LoadSignedBytes(const uint8_t* from) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(Load64(from))); }
-  static F LoadUnsignedBytes(const uint8_t* from) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(Load64(from))); }
   static F LaneIndex() { return _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7); }
   static F Lookup(F table, const uint8_t* codes) {
     return _mm256_permutevar8x32_ps(table, _mm256_cvtepu8_epi32(Load64(codes)));

@@ -27,7 +27,8 @@ struct Avx512 {
   }
   // Saturates: nothing between 65504 and 65520 rounds elsewhere.
   static void StoreHalf(uint8_t* to, F x) {
-    const F bounded = _mm512_min_ps(_mm512_max_ps(x, Set(-65504.0f)), Set(65504.0f));
+    // The smaller magnitude, with the sign of x.
+    const F bounded = _mm512_range_ps(x, Set(65504.0f), 0x02);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
                         _mm512_cvtps_ph(bounded, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
@@ -83,7 +84,6 @@ struct Avx512 {
 
   static __m128i Load128(const uint8_t* from) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)); }
   static F LoadSignedBytes(const uint8_t* from) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(Load128(from))); }
-  static F LoadUnsignedBytes(const uint8_t* from) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(Load128(from))); }
   static F LaneIndex() { return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
   static F Lookup(F table, const uint8_t* codes) {
     return _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(Load128(codes)), table);

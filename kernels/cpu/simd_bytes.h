@@ -98,6 +98,19 @@ inline void UnpackNibbles(const uint8_t* in, uint32_t head_dim, uint8_t* codes) 
   });
 }
 
+// The same, each nibble replaced by table's byte.
+inline void UnpackNibbles(const uint8_t* in, uint32_t head_dim, __m128i table, uint8_t* bytes_out) {
+  const uint32_t half = head_dim / 2;
+  const __m256i both = _mm256_broadcastsi128_si256(table);
+  ForParts(half, [=]<int W>(uint32_t i) {
+    const __m256i low = _mm256_set1_epi8(15);
+    const __m256i bytes = LoadPart<W>(in + i);
+    StorePart<W>(bytes_out + i, _mm256_shuffle_epi8(both, _mm256_and_si256(bytes, low)));
+    StorePart<W>(bytes_out + half + i,
+                 _mm256_shuffle_epi8(both, _mm256_and_si256(_mm256_srli_epi16(bytes, 4), low)));
+  });
+}
+
 inline void UnpackPairs(const uint8_t* in, uint32_t head_dim, uint8_t* codes) {
   const uint32_t quarter = head_dim / 4;
   ForParts(quarter, [=]<int W>(uint32_t i) {
@@ -108,6 +121,25 @@ inline void UnpackPairs(const uint8_t* in, uint32_t head_dim, uint8_t* codes) {
     StorePart<W>(codes + 2 * quarter + i, _mm256_and_si256(_mm256_srli_epi16(bytes, 4), low));
     StorePart<W>(codes + 3 * quarter + i, _mm256_and_si256(_mm256_srli_epi16(bytes, 6), low));
   });
+}
+
+// Q3 of 64 values. The general way would load 16 bytes that were just stored as two eights, which waits for memory.
+inline void UnpackTriples64(const uint8_t* in, uint8_t* codes) {
+  const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in));
+  const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(in + 16));
+  const __m128i high = _mm_unpacklo_epi64(eight, eight);
+  const __m128i low = _mm_set1_epi8(3), four = _mm_set1_epi8(4);
+  const auto store = [=](int quarter, __m128i shifted) {
+    // The bit of the quarter's first eight values, and that of its second eight.
+    const __m128i bit = _mm_set_epi64x(0x0101010101010101LL * (2 << 2 * quarter),
+                                       0x0101010101010101LL * (1 << 2 * quarter));
+    const __m128i set = _mm_and_si128(_mm_cmpeq_epi8(_mm_and_si128(high, bit), bit), four);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + 16 * quarter), _mm_or_si128(_mm_and_si128(shifted, low), set));
+  };
+  store(0, pairs);
+  store(1, _mm_srli_epi16(pairs, 2));
+  store(2, _mm_srli_epi16(pairs, 4));
+  store(3, _mm_srli_epi16(pairs, 6));
 }
 
 // Adds the third bits of Q3 to codes that hold the low two.

@@ -455,21 +455,32 @@ struct SignedLevels {
   typename V::F operator()(uint32_t d) const { return V::Mul(V::LoadSignedBytes(codes + d), scale); }
 };
 
-// Codes below 2^kBits, one per byte; the levels in a table if the instruction set looks that many up at once.
-template <typename V, int kBits>
-struct SteppedLevels {
+// Codes one per byte, below 2^V::kTableBits: the levels lie in a register.
+template <typename V>
+struct TableLevels {
   const uint8_t* codes;
-  typename V::F middle, scale, table;
+  typename V::F table;
 
-  SteppedLevels(const uint8_t* unpacked, float middle_value, float scale_value)
-      : codes(unpacked), middle(V::Set(middle_value)), scale(V::Set(scale_value)) {
-    table = V::Mul(V::Sub(V::LaneIndex(), middle), scale);
-  }
-  typename V::F operator()(uint32_t d) const {
-    if constexpr (kBits <= V::kTableBits) return V::Lookup(table, codes + d);
-    return V::Mul(V::Sub(V::LoadUnsignedBytes(codes + d), middle), scale);
-  }
+  TableLevels(const uint8_t* unpacked, float middle, float scale)
+      : codes(unpacked), table(V::Mul(V::Sub(V::LaneIndex(), V::Set(middle)), V::Set(scale))) {}
+  typename V::F operator()(uint32_t d) const { return V::Lookup(table, codes + d); }
 };
+
+// Unpacks nibbles to `buffer` and calls use(levels), which have the values (nibble - middle) * scale. Middle is 7.5 or 8.
+template <typename V, typename Use>
+SPECTRUMKV_SIMD_INLINE void WithNibbleLevels(const uint8_t* packed, uint32_t head_dim, float middle, float scale,
+                                             uint8_t* buffer, const Use& use) {
+  if constexpr (V::kTableBits >= 4) {
+    UnpackNibbles(packed, head_dim, buffer);
+    use(TableLevels<V>(buffer, middle, scale));
+  } else if (middle == 8.0f) {
+    UnpackNibbles(packed, head_dim, _mm_setr_epi8(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7), buffer);
+    use(SignedLevels<V>{buffer, V::Set(scale)});
+  } else {  // odd numbers of half scales: both products are exact
+    UnpackNibbles(packed, head_dim, _mm_setr_epi8(-15, -13, -11, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 11, 13, 15), buffer);
+    use(SignedLevels<V>{buffer, V::Set(scale * 0.5f)});
+  }
+}
 
 template <typename V, DType kType, typename Levels>
 SPECTRUMKV_SIMD_INLINE void StoreLevels(const Levels& levels, uint32_t head_dim, uint8_t* to) {
@@ -486,8 +497,8 @@ void DecodePlain(const CellsOut& cells, Tier tier, const uint8_t* scales, const 
     if (tier == Tier::kP8) {
       StoreLevels<V, kType>(SignedLevels<V>{codes + size_t{h} * head_dim, V::Set(scale)}, head_dim, to);
     } else {
-      UnpackNibbles(codes + size_t{h} * (head_dim / 2), head_dim, buffer);
-      StoreLevels<V, kType>(SteppedLevels<V, 4>(buffer, 8.0f, scale), head_dim, to);
+      WithNibbleLevels<V>(codes + size_t{h} * (head_dim / 2), head_dim, 8.0f, scale, buffer,
+                          [&](const auto& levels) { StoreLevels<V, kType>(levels, head_dim, to); });
     }
   }
 }
@@ -521,14 +532,17 @@ void DecodeRotated(const CellsOut& cells, Tier tier, const float* means, const u
     }
     const float scale = SteppedScaleValue(scales[h]);
     if (tier == Tier::kQ4) {
-      UnpackNibbles(packed, head_dim, buffer);
-      DecodeRotatedCell<V, kType>(SteppedLevels<V, 4>(buffer, 7.5f, scale), head_dim, mean, to);
+      WithNibbleLevels<V>(packed, head_dim, 7.5f, scale, buffer,
+                          [&](const auto& levels) { DecodeRotatedCell<V, kType>(levels, head_dim, mean, to); });
       continue;
     }
-    UnpackPairs(packed, head_dim, buffer);
-    if (tier == Tier::kQ3) UnpackHighBits(packed + head_dim / 4, head_dim, buffer);
-    DecodeRotatedCell<V, kType>(SteppedLevels<V, 3>(buffer, tier == Tier::kQ3 ? 3.5f : 1.5f, scale), head_dim, mean,
-                                to);
+    if (tier == Tier::kQ3 && head_dim == 64) {
+      UnpackTriples64(packed, buffer);
+    } else {
+      UnpackPairs(packed, head_dim, buffer);
+      if (tier == Tier::kQ3) UnpackHighBits(packed + head_dim / 4, head_dim, buffer);
+    }
+    DecodeRotatedCell<V, kType>(TableLevels<V>(buffer, tier == Tier::kQ3 ? 3.5f : 1.5f, scale), head_dim, mean, to);
   }
 }
 
