@@ -146,7 +146,7 @@ void MemoryLink::Close(int side, absl::Status status) {
     closing_[side] = true;
     local_error_[side] = status;
     break_off = !status.ok() && (side == 0 || again);
-    if (!status.ok() && is_data_) dropped.swap(queue_[side]);
+    if (break_off || (!status.ok() && is_data_)) dropped.swap(queue_[side]);
     if (!break_off) {
       Message message;
       message.kind = Message::Kind::kClose;
