@@ -1,0 +1,236 @@
+#!/usr/bin/env python3
+"""spectrumkvctl and the C++ example against two real daemons. ctl_test.py SPECTRUMKVD SPECTRUMKVCTL ROUND_TRIP"""
+
+import array
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+SPECTRUMKVD, CTL, ROUND_TRIP = sys.argv[1:4]
+LAYERS, TOKENS, HEADS, HEAD_DIM = 3, 70, 2, 64
+
+
+class Daemon:
+    """A spectrumkvd with a folder and ports of its own, and spectrumkvctl pointed at it."""
+
+    def __init__(self, folder):
+        os.makedirs(folder, mode=0o700)
+        self.folder = folder
+        ready = os.path.join(folder, "ready.json")
+        self.log_path = os.path.join(folder, "log")
+        keys = {
+            "worker.socket": f"{folder}/worker.sock", "admin.socket": f"{folder}/admin.sock", "peer.security": "plain",
+            "peer.listen_address": "127.0.0.1:0", "health.listen_address": "127.0.0.1:0",
+            "metrics.listen_address": "127.0.0.1:0", "memory.shared_dir": folder, "memory.send_slots": "4",
+            "memory.receive_slots": "4",
+        }
+        flags = [flag for key, value in keys.items() for flag in ("--set", f"{key}={value}")]
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen([SPECTRUMKVD, "--ready-file", ready, *flags], stdout=log, stderr=log)
+        deadline = time.monotonic() + 60
+        while not os.path.exists(ready):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"spectrumkvd did not start:\n{self.log()}")
+            time.sleep(0.02)
+        self.status = self.json("status")
+
+    def log(self):
+        with open(self.log_path, encoding="utf-8", errors="replace") as log:
+            return log.read()[-4000:]
+
+    def ctl(self, *words):
+        """(exit code, stdout, stderr)"""
+        done = subprocess.run([CTL, *words, "--admin-socket", f"{self.folder}/admin.sock", "--worker-socket",
+                               f"{self.folder}/worker.sock"], capture_output=True, text=True, timeout=120, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    def json(self, *words):
+        code, out, err = self.ctl(*words, "--json")
+        if code != 0:
+            raise AssertionError(f"spectrumkvctl {' '.join(words)}: exit {code}\n{out}{err}\n{self.log()}")
+        return json.loads(out)
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        return self.process.returncode
+
+
+class CtlTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.mkdtemp(prefix="spectrumkv-ctl-")
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        cls.prefill = Daemon(os.path.join(cls.folder, "p"))
+        cls.addClassCleanup(cls.prefill.stop)
+        cls.decode = Daemon(os.path.join(cls.folder, "d"))
+        cls.addClassCleanup(cls.decode.stop)
+        # [layers, 2, tokens, heads, head_dim] float32 that float16 holds exactly, as bare bytes.
+        count = LAYERS * 2 * TOKENS * HEADS * HEAD_DIM
+        cls.values = array.array("f", (((i * 37) % 401 - 200) / 64 for i in range(count)))
+        cls.raw = os.path.join(cls.folder, "kv.bin")
+        with open(cls.raw, "wb") as file:
+            file.write(cls.values.tobytes())
+
+    shape = ("--layers", str(LAYERS), "--heads", str(HEADS), "--head-dim", str(HEAD_DIM), "--dtype", "float32")
+
+    def pools(self, destination_blocks):
+        """A filled source pool and an empty destination of another block size: their ids."""
+        put = self.prefill.json("put", self.raw, *self.shape, "--model", "m", "--blocks", "7,6,0-2")
+        self.assertEqual((put["tokens"], put["blocks"]), (TOKENS, LAYERS * 2 * 5))
+        created = self.decode.json("pools", "create", *self.shape, "--model", "m", "--block-tokens", "32", "--blocks",
+                                   destination_blocks)
+        return put["pool_id"], created["pool"]["pool_id"]
+
+    def get(self, daemon, pool, blocks, block_tokens):
+        path = os.path.join(self.folder, "out.bin")
+        daemon.json("get", *self.shape, "--pool", pool, "--blocks", blocks, "--tokens", str(TOKENS), "--out", path,
+                    "--block-tokens", block_tokens)
+        got = array.array("f")
+        with open(path, "rb") as file:
+            got.frombytes(file.read())
+        return got
+
+    def test_status_health_and_lists(self):
+        status = self.prefill.json("status")
+        self.assertTrue(status["ready"])
+        self.assertEqual(status["peer_security"], "plain")
+        for name in ("worker_address", "peer_address", "admin_address", "health_address", "metrics_address"):
+            self.assertTrue(status[name], name)
+        code, out, _ = self.prefill.ctl("status")
+        self.assertEqual(code, 0)
+        self.assertIn("ready", out)
+        self.assertEqual(self.prefill.ctl("health")[:2], (0, "SERVING\n"))
+        for service in ("", "readiness", "liveness"):
+            health = self.prefill.json("health", "--address", status["health_address"], "--service", service)
+            self.assertEqual(health, {"status": "SERVING"})
+        code, out, _ = self.prefill.ctl("health", "--address", status["health_address"], "--service", "nope")
+        self.assertEqual((code, out), (1, "SERVICE_UNKNOWN\n"))
+        for words in (("pools",), ("transfers",), ("transfers", "--active"), ("peers",)):
+            self.assertEqual(self.prefill.ctl(*words)[0], 0, words)
+            self.prefill.json(*words)
+        code, out, _ = self.prefill.ctl("config")
+        self.assertEqual(code, 0)
+        self.assertIn("send_slots: 4", out)
+
+    def test_log_level(self):
+        previous = self.prefill.json("log-level", "debug")["previous_level"]
+        self.assertEqual(self.prefill.json("log-level", previous)["previous_level"], "debug")
+        self.assertEqual(self.prefill.ctl("log-level", "loud")[0], 4)
+
+    def test_selftest_of_the_daemon(self):
+        results = self.prefill.json("codec", "selftest", "--daemon")["results"]
+        self.assertIn("scalar", [r["backend"] for r in results if r["passed"]])
+
+    def test_put_and_get(self):
+        pool, _ = self.pools("8")
+        self.assertEqual(self.get(self.prefill, pool, "7,6,0-2", "16"), self.values)
+        path = os.path.join(self.folder, "out.npy")
+        self.prefill.json("get", *self.shape, "--pool", pool, "--blocks", "7,6,0-2", "--tokens", str(TOKENS), "--out",
+                          path)
+        # And back from .npy, into the same pool at other blocks.
+        self.assertEqual(self.prefill.json("put", path, "--pool", pool, "--blocks", "3,4,5,6,7")["tokens"], TOKENS)
+        self.assertEqual(self.get(self.prefill, pool, "3-7", "16"), self.values)
+        code, _, err = self.prefill.ctl("put", path, "--pool", pool, "--blocks", "0-3")
+        self.assertEqual(code, 2)
+        self.assertIn("70 tokens need 5 blocks", err)
+        self.assertGreater(int(self.prefill.json("pools", "renew", "--pool", pool)["lease_ttl_ms"]), 0)
+        self.assertEqual(self.prefill.ctl("pools", "remove", "--pool", pool)[0], 0)
+        code, _, err = self.prefill.ctl("pools", "remove", "--pool", pool)
+        self.assertEqual(code, 4)
+        self.assertIn("NOT_FOUND", err)
+
+    def test_push_raw_is_exact(self):
+        source, destination = self.pools("8")
+        blocks = ("--tokens", str(TOKENS), "--blocks")
+        token = "000102030405060708090a0b0c0d0e0f"
+        self.decode.json("expect", "--transfer", "raw", "--token", token, "--pool", destination, *blocks, "5,1,3")
+        report = self.prefill.json("send", "--transfer", "raw", "--token", token, "--pool", source, *blocks, "7,6,0-2",
+                                   "--peer", self.decode.status["peer_address"], "--allocator", "raw", "--budget",
+                                   "1.1", "--wait")
+        self.assertEqual(report["state"], "TRANSFER_STATE_COMMITTED")
+        self.assertEqual(self.decode.json("transfers", "wait", "raw")["state"], "TRANSFER_STATE_COMMITTED")
+        self.assertEqual(self.get(self.decode, destination, "5,1,3", "32"), self.values)
+        self.assertEqual(self.decode.ctl("first-token", "raw", "--seconds", "0.2")[0], 0)
+        self.assertEqual(self.decode.json("transfers", "show", "raw")["role"], "TRANSFER_ROLE_RECEIVER")
+        self.assertEqual(self.decode.ctl("transfers", "cancel", "raw")[0], 1)
+        code, out, _ = self.decode.ctl("transfers")
+        self.assertEqual(code, 0)
+        self.assertRegex(out, r"raw +receiver +COMMITTED +70")
+        self.assertGreater(len(self.prefill.json("peers")["peers"]), 0)
+
+    def test_pull_under_a_budget_as_planned(self):
+        source, destination = self.pools("8")
+        blocks = ("--tokens", str(TOKENS), "--blocks")
+        policy = ("--allocator", "greedy", "--budget", "0.4", "--importance", "position")
+        plan = self.prefill.json("plan", "--pool", source, *blocks, "7,6,0-2", *policy)
+        self.assertLessEqual(float(plan["budget_used"]), 0.4)
+        self.assertIn("wire bytes", self.prefill.ctl("plan", "--pool", source, *blocks, "7,6,0-2", *policy)[1])
+        self.prefill.json("publish", "--transfer", "pull", "--pool", source, *blocks, "7,6,0-2", *policy)
+        report = self.decode.json("fetch", "--transfer", "pull", "--peer", self.prefill.status["peer_address"], "--pool",
+                                  destination, *blocks, "5,1,3", "--wait")
+        self.assertEqual(report["state"], "TRANSFER_STATE_COMMITTED")
+        self.assertEqual(report["wire_bytes"], plan["wire_bytes"])
+        got = self.get(self.decode, destination, "5,1,3", "32")
+        error = sum((x - y) ** 2 for x, y in zip(self.values, got)) / sum(x * x for x in self.values)
+        self.assertGreater(error, 0)
+        self.assertLess(error, 0.05)
+
+    def test_cancel_what_waits(self):
+        _, destination = self.pools("8")
+        self.decode.json("expect", "--transfer", "wait", "--pool", destination, "--tokens", "70", "--blocks", "0-2")
+        report = self.decode.json("transfers", "cancel", "wait")
+        self.assertEqual(report["state"], "TRANSFER_STATE_CANCELLED")
+        self.assertEqual(self.decode.ctl("transfers", "wait", "wait")[0], 1)
+
+    def test_errors_of_the_daemon_are_4_with_their_reason(self):
+        source, _ = self.pools("8")
+        cases = (
+            (("transfers", "show", "never"), "NOT_FOUND"),
+            (("plan", "--pool", "nope", "--tokens", "1", "--blocks", "0"), "NOT_FOUND"),
+            (("plan", "--pool", source, "--tokens", "70", "--blocks", "0-2"), "INVALID_BLOCKS"),
+            (("plan", "--pool", source, "--epoch", "1", "--tokens", "1", "--blocks", "0"), "STALE_EPOCH"),
+            (("plan", "--pool", source, "--tokens", "70", "--blocks", "0-4", "--budget", "0.01"), "BUDGET_TOO_SMALL"),
+            (("pools", "create", "--layers", "1", "--heads", "1", "--head-dim", "7", "--blocks", "1"),
+             "INVALID_ARGUMENT"),
+        )
+        for words, reason in cases:
+            with self.subTest(words):
+                code, _, err = self.prefill.ctl(*words)
+                self.assertEqual(code, 4, err)
+                self.assertIn(reason, err)
+
+    def test_cpp_example(self):
+        done = subprocess.run([ROUND_TRIP, f"{self.prefill.folder}/worker.sock", f"{self.decode.folder}/worker.sock",
+                               self.decode.status["peer_address"], "0.3"], capture_output=True, text=True, timeout=120,
+                              check=False)
+        self.assertEqual(done.returncode, 0, done.stderr + self.decode.log())
+        self.assertIn("layers ready: 4", done.stdout)
+        self.assertRegex(done.stdout, r"relative error: 0\.\d*[1-9]")
+
+    def test_drain_then_stop(self):
+        daemon = Daemon(os.path.join(self.folder, "drain"))
+        self.addCleanup(daemon.stop)
+        self.assertEqual(daemon.json("drain", "--wait")["transfers_left"], "0")
+        self.assertEqual(daemon.ctl("status")[0], 1)
+        self.assertIn("draining", daemon.ctl("status")[1])
+        self.assertEqual(daemon.ctl("health")[0], 1)
+        code, _, err = daemon.ctl("pools", "create", *self.shape, "--blocks", "1")
+        self.assertEqual(code, 4)
+        self.assertIn("DRAINING", err)
+        self.assertEqual(daemon.stop(), 0)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])

@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""spectrumkvctl without a daemon: help, exit codes, codec commands. program_test.py CTL VECTORS"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+CTL, VECTORS = sys.argv[1:3]
+
+
+def ctl(*arguments, **env):
+    done = subprocess.run([CTL, *arguments], capture_output=True, text=True, timeout=60, check=False,
+                          env={**os.environ, **env})
+    return done.returncode, done.stdout, done.stderr
+
+
+class ProgramTest(unittest.TestCase):
+    def test_help_lists_commands_and_exit_codes(self):
+        code, out, _ = ctl("--help")
+        self.assertEqual(code, 0)
+        for word in ("transfers cancel", "codec check", "Exit codes", "--admin-socket"):
+            self.assertIn(word, out)
+        commands = [line[2:].split("  ")[0] for line in out.split("\n\n")[1].splitlines()[1:]]
+        self.assertGreater(len(commands), 20)
+        for command in commands:
+            name = [word for word in command.split() if word.islower()]
+            code, out, _ = ctl(*name, "--help")
+            self.assertEqual((code, out.split("\n")[0]), (0, f"usage: spectrumkvctl {command} [FLAGS]"))
+
+    def test_version(self):
+        code, out, _ = ctl("--version")
+        self.assertEqual(code, 0)
+        self.assertRegex(out, r"^spectrumkvctl \d+\.\d+\.\d+( \(.+\))?\n$")
+
+    def test_wrong_usage_is_2(self):
+        for words in ([], ["nope"], ["status", "--nope"], ["status", "extra"], ["send"], ["log-level"],
+                      ["put", "/nonexistent.npy"], ["codec", "check", "/nonexistent"],
+                      ["codec", "check", VECTORS, "--backend", "nope"], ["codec", "bench", "--seconds", "0"]):
+            with self.subTest(words):
+                code, out, err = ctl(*words)
+                self.assertEqual((code, out), (2, ""))
+                self.assertTrue(err)
+
+    def test_no_daemon_is_3(self):
+        for words in (["status"], ["pools"], ["transfers"], ["peers"], ["config"], ["drain"], ["health"],
+                      ["transfers", "show", "x"]):
+            with self.subTest(words):
+                code, out, err = ctl(*words, "--timeout", "0.1", SPECTRUMKV_ADMIN_SOCKET="/nonexistent/a.sock",
+                                     SPECTRUMKV_WORKER_SOCKET="/nonexistent/w.sock")
+                self.assertEqual((code, out), (3, ""))
+                self.assertIn("/nonexistent/", err)
+
+    def test_codec_list_and_selftest(self):
+        code, out, _ = ctl("codec", "list", "--json")
+        self.assertEqual(code, 0)
+        names = {row["backend"]: row["supported"] for row in json.loads(out)["results"]}
+        self.assertEqual(set(names), {"scalar", "avx2", "avx512"})
+        self.assertTrue(names["scalar"])
+        for name in sorted(name for name, supported in names.items() if not supported):
+            print(f"SKIPPED: codec commands on {name}: this machine cannot run it")
+        code, out, _ = ctl("codec", "selftest")
+        self.assertEqual(code, 0, out)
+        self.assertNotIn("FAILED", out)
+
+    def test_codec_check_finds_one_changed_byte(self):
+        code, out, _ = ctl("codec", "check", VECTORS, "--backend", "scalar", "--json")
+        self.assertEqual(code, 0)
+        counts = json.loads(out)
+        self.assertEqual([counts[k] for k in ("encoded", "decoded", "refused", "differences")], [60, 68, 37, 0])
+        def flip_last(path):
+            with open(path, "r+b") as file:
+                file.seek(-1, os.SEEK_END)
+                last = file.read(1)[0]
+                file.seek(-1, os.SEEK_END)
+                file.write(bytes([last ^ 1]))
+
+        def make_valid(path):
+            shutil.copyfile(os.path.join(VECTORS, "only_q4.chunk"), path)
+
+        for name, change, words in (("only_q4.chunk", flip_last, "scalar only_q4"), ("only_q4.out", flip_last, "only_q4"),
+                                    ("any_codes_ff.out", flip_last, "any_codes_ff"),
+                                    ("must_fail/magic.chunk", make_valid, "must_fail magic")):
+            with self.subTest(name), tempfile.TemporaryDirectory() as folder:
+                copy = os.path.join(folder, "vectors")
+                shutil.copytree(VECTORS, copy)
+                change(os.path.join(copy, name))
+                code, _, err = ctl("codec", "check", copy, "--backend", "scalar")
+                self.assertEqual(code, 1)
+                self.assertIn(words, err)
+
+    def test_codec_check_refuses_a_broken_index(self):
+        for index in ("", "[]", '{"unknown": []}', '{"cases": [{"name": "../x", "tokens": 1}]}',
+                      '{"cases": [{"name": "x", "tokens": 1e9, "heads": 1, "head_dim": 64, "dtype": 1}]}', "{}"):
+            with self.subTest(index), tempfile.TemporaryDirectory() as folder:
+                with open(os.path.join(folder, "index.json"), "w", encoding="utf-8") as file:
+                    file.write(index)
+                self.assertEqual(ctl("codec", "check", folder)[0], 2)
+
+    def test_codec_bench(self):
+        code, out, _ = ctl("codec", "bench", "--backend", "scalar", "--seconds", "0.001", "--json")
+        self.assertEqual(code, 0)
+        results = json.loads(out)["results"]
+        self.assertEqual([r["tier"] for r in results], ["RAW", "Q8", "Q4", "Q3", "Q2", "P8", "P4"])
+        self.assertTrue(all(r["encode_gbps"] > 0 and r["decode_gbps"] > 0 for r in results))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
