@@ -27,9 +27,10 @@ class Cursor {
     Advance(1);
     return true;
   }
-  bool Varint(uint64_t* out) {
+  // Tags and lengths have at most five bytes, as protobuf reads them.
+  bool Varint(uint64_t* out, int max_bytes = 5) {
     uint64_t value = 0;
-    for (int shift = 0; shift < 70; shift += 7) {
+    for (int shift = 0; shift < 7 * max_bytes; shift += 7) {
       uint8_t byte = 0;
       if (!Byte(&byte)) return false;
       if (shift == 63 && byte > 1) return false;  // more than 64 bits
@@ -81,7 +82,7 @@ class Cursor {
 bool SkipField(uint64_t tag, Cursor* cursor) {
   uint64_t value = 0;
   switch (tag & 7) {
-    case 0: return cursor->Varint(&value);
+    case 0: return cursor->Varint(&value, 10);
     case 1: return cursor->Skip(8);
     case 2: return cursor->Varint(&value) && cursor->Skip(value);
     case 5: return cursor->Skip(4);

@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include <google/protobuf/stubs/logging.h>
+
 #include "server/base/log.h"
 #include "server/base/status.h"
 #include "server/stream/status_codec.h"
@@ -169,6 +171,8 @@ PeerServer::PeerServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Start(const PeerServerOptions& options, PeerAcceptor* acceptor) {
   auto credentials = PeerServerCredentials(options.security);
   if (!credentials.ok()) return credentials.status();
+  // Else a peer could write to our log, a line for each broken frame; it gets MALFORMED_FRAME instead.
+  google::protobuf::SetLogHandler(nullptr);
   auto impl = std::make_unique<Impl>(options, acceptor);
   grpc::ServerBuilder builder;
   SetArguments(options, &builder);

@@ -6,6 +6,9 @@
 #if defined(SPECTRUMKV_BENCH_PLAN)
 #include "tests/bench/plan_bench.h"
 #endif
+#if defined(SPECTRUMKV_BENCH_STREAM)
+#include "tests/bench/stream_bench.h"
+#endif
 #if defined(SPECTRUMKV_BENCH_E2E)
 #include "tests/bench/e2e_bench.h"
 #endif
@@ -22,6 +25,9 @@ constexpr Subcommand kSubcommands[] = {
     {"codec", "codec backends, per tier, beside memcpy and the memory limits of the same run", spectrumkv::RunCodecBench},
 #if defined(SPECTRUMKV_BENCH_PLAN)
     {"plan", "planning time", spectrumkv::RunPlanBench},
+#endif
+#if defined(SPECTRUMKV_BENCH_STREAM)
+    {"stream", "chunks over loopback beside a plain TCP socket", spectrumkv::RunStreamBench},
 #endif
 #if defined(SPECTRUMKV_BENCH_E2E)
     {"e2e", "two daemons over loopback", spectrumkv::RunE2eBench},
