@@ -20,8 +20,9 @@ struct Piece {
   uint64_t end() const { return begin + span; }
 };
 
+// Of equal strides the later dim, usually the inner one, comes first.
 std::array<size_t, 4> OrderByStride(const Lattice& lattice) {
-  std::array<size_t, 4> order{0, 1, 2, 3};
+  std::array<size_t, 4> order{3, 2, 1, 0};
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return lattice.dims[a].stride < lattice.dims[b].stride; });
   return order;

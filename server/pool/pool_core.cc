@@ -215,7 +215,7 @@ void PoolCore::End(const std::string& cause) {
   if (lease_timer_ != 0 && clock_ != nullptr) clock_->Cancel(lease_timer_);
   const absl::Status why = LostStatus(cause);
   FinishIfIdle(std::move(lock));
-  SPECTRUMKV_LOG(kWarning, "pool", "lost", {"pool", id_}, {"cause", cause});
+  SPECTRUMKV_LOG(kInfo, "pool", "lost", {"pool", id_}, {"cause", cause});
   for (const auto& notice : notices) notice->Fire(why);
   for (const auto& [hold_id, on_event] : streams) on_event(cause);
 }

@@ -1,0 +1,441 @@
+// Registration, leases, streams, unregistering, and what a lost pool does to its holds.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <set>
+#include <thread>
+
+#include "server/memory/mapping.h"
+#include "tests/unit/pool/pool_fixture.h"
+
+namespace spectrumkv {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+
+class RegistryTest : public PoolTest {
+ protected:
+  void ExpectRefused(const PoolSchema& schema, absl::StatusCode code, const std::string& reason) {
+    auto handle = registry_->Register("bad", schema, 0);
+    ASSERT_FALSE(handle.ok()) << reason;
+    EXPECT_EQ(handle.status().code(), code) << handle.status();
+    EXPECT_EQ(ReasonOf(handle.status()), reason) << handle.status();
+    // Nothing is left of it, and the next one is served.
+    EXPECT_TRUE(registry_->List().empty());
+    auto next = registry_->Register("next", MakeSchema("lpbthd"), 0);
+    ASSERT_TRUE(next.ok()) << next.status();
+    EXPECT_TRUE(Source(next->pool_id, Blocks({{0, 1}}), 1)->Health().ok());
+    Unregister(next->pool_id);
+  }
+  void Unregister(const std::string& pool) {
+    registry_->Unregister(pool, kEpoch, 0, [](const absl::Status&) {});
+    EXPECT_TRUE(registry_->List().empty());
+  }
+  static PoolSchema Over(SegmentSpec::Kind kind, const std::string& name) {
+    PoolSchema schema = MakeSchema("lpbthd");  // two pages
+    schema.segments[0].kind = kind;
+    schema.segments[0].name = name;
+    return schema;
+  }
+};
+
+TEST_F(RegistryTest, EveryBadSegmentIsRefusedAndTheNextOneServed) {
+  using Kind = SegmentSpec::Kind;
+  using Code = absl::StatusCode;
+  TempDir dir, outside;
+  PoolLimits limits = DefaultLimits();
+  limits.shared_dir = dir.path();
+  Restart(limits);
+  outside.WriteFile("kv", 2 * kPage);
+  dir.WriteFile("short", 2 * kPage - 1);
+  dir.WriteFile("sparse", kPage);
+  std::filesystem::resize_file(dir / "sparse", 2 * kPage);
+  std::filesystem::create_symlink(outside / "kv", dir / "link");
+  std::filesystem::create_directory(dir / "sub");
+  ShmObject little(kPage), hole(kPage);
+  hole.Truncate(2 * kPage);
+  const std::vector<std::tuple<Kind, std::string, Code, std::string>> cases = {
+      {Kind::kFile, "none", Code::kNotFound, "SEGMENT_NOT_FOUND"},
+      {Kind::kFile, "short", Code::kInvalidArgument, "SEGMENT_TOO_SHORT"},
+      {Kind::kFile, "sparse", Code::kInvalidArgument, "SEGMENT_SPARSE"},
+      {Kind::kFile, "link", Code::kInvalidArgument, "SEGMENT_OUTSIDE_DIR"},
+      {Kind::kFile, "sub", Code::kInvalidArgument, "SEGMENT_NOT_REGULAR"},
+      {Kind::kFile, outside / "kv", Code::kInvalidArgument, "SEGMENT_OUTSIDE_DIR"},
+      {Kind::kFile, "../kv", Code::kInvalidArgument, "SEGMENT_OUTSIDE_DIR"},
+      {Kind::kPosixShm, "/skvtest-none", Code::kNotFound, "SEGMENT_NOT_FOUND"},
+      {Kind::kPosixShm, little.name(), Code::kInvalidArgument, "SEGMENT_TOO_SHORT"},
+      {Kind::kPosixShm, hole.name(), Code::kInvalidArgument, "SEGMENT_SPARSE"},
+      {Kind::kPosixShm, "/elsewhere", Code::kInvalidArgument, "SEGMENT_OUTSIDE_DIR"},
+      {Kind::kPosixShm, "/skvtest-/../x", Code::kInvalidArgument, "SEGMENT_OUTSIDE_DIR"},
+  };
+  for (const auto& [kind, name, code, reason] : cases) {
+    SCOPED_TRACE(name);
+    ExpectRefused(Over(kind, name), code, reason);
+  }
+  PoolSchema overlap = MakeSchema("lpbthd");
+  overlap.groups[0].layers[1].k = overlap.groups[0].layers[0].k;
+  ExpectRefused(overlap, Code::kInvalidArgument, "OVERLAP");
+  PoolSchema range = MakeSchema("lpbthd");
+  range.segments[0].size_bytes -= 1;
+  ExpectRefused(range, Code::kInvalidArgument, "OUT_OF_RANGE");
+  PoolSchema zero = MakeSchema("lpbthd");
+  zero.groups[0].head_dim = 0;
+  ExpectRefused(zero, Code::kInvalidArgument, "INVALID_SCHEMA");
+}
+
+TEST_F(RegistryTest, TwoNamesOfOneObjectAreRefused) {
+  TempDir dir;
+  PoolLimits limits = DefaultLimits();
+  limits.shared_dir = dir.path();
+  Restart(limits);
+  dir.WriteFile("a", 2 * kPage);
+  ASSERT_EQ(link((dir / "a").c_str(), (dir / "b").c_str()), 0);
+  PoolSchema schema = Over(SegmentSpec::Kind::kFile, "a");
+  schema.segments.push_back(schema.segments[0]);
+  schema.segments[1].name = "b";
+  ExpectRefused(schema, absl::StatusCode::kInvalidArgument, "INVALID_SCHEMA");
+  EXPECT_NE(Register(Over(SegmentSpec::Kind::kFile, "a")), "");
+}
+
+TEST_F(RegistryTest, ARepeatedRequestAnswersTheSamePool) {
+  const PoolSchema schema = MakeSchema("lpbthd");
+  const auto first = registry_->Register("r", schema, 5000);
+  const auto again = registry_->Register("r", schema, 9000);
+  ASSERT_TRUE(first.ok() && again.ok());
+  EXPECT_EQ(first->pool_id, again->pool_id);
+  EXPECT_EQ(first->epoch, kEpoch);
+  EXPECT_EQ(again->lease_ttl_ms, 5000);
+  const auto other = registry_->Register("r", MakeSchema("lbpthd"), 0);
+  EXPECT_EQ(other.status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(ReasonOf(other.status()), "REQUEST_ID_REUSED");
+  EXPECT_NE(Register(schema), Register(schema));  // no id, no repeat
+  EXPECT_EQ(registry_->List().size(), 3u);
+  EXPECT_EQ(ReasonOf(registry_->Register(std::string(257, 'r'), schema, 0).status()), "INVALID_REQUEST_ID");
+  registry_->StartDraining();
+  EXPECT_TRUE(registry_->Register("r", schema, 0).ok());  // a repeat is no new pool
+}
+
+TEST_F(RegistryTest, ARequestIdIsFreeAgainWithItsPool) {
+  const auto first = registry_->Register("r", MakeSchema("lpbthd"), 0);
+  Unregister(first->pool_id);
+  const auto next = registry_->Register("r", MakeSchema("lbpthd"), 0);
+  ASSERT_TRUE(next.ok());
+  EXPECT_NE(next->pool_id, first->pool_id);
+}
+
+TEST_F(RegistryTest, LimitsAtTheirEdges) {
+  PoolLimits limits = DefaultLimits();
+  limits.max_pools = 2;
+  limits.max_owned_bytes = 3 * 8192 - 1;
+  limits.max_chunk_bytes = 1;
+  Restart(limits);
+  EXPECT_EQ(ReasonOf(registry_->Register("", MakeSchema("lpbthd"), 0).status()), "CHUNK_TOO_LARGE");
+  limits.max_chunk_bytes = 0;
+  Restart(limits);
+  const std::string first = Register(MakeSchema("lpbthd"));
+  Register(MakeSchema("lpbthd"));
+  const auto full = registry_->Register("", MakeSchema("lpbthd"), 0).status();
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ReasonOf(full), "POOLS_FULL");
+  EXPECT_GT(RetryAfterMsOf(full), 0);
+  limits.max_pools = 9;
+  Restart(limits);
+  const std::string a = Register(MakeSchema("lpbthd"));
+  Register(MakeSchema("lpbthd"));
+  const auto quota = registry_->Register("", MakeSchema("lpbthd"), 0).status();
+  EXPECT_EQ(quota.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ReasonOf(quota), "OWNED_QUOTA");
+  registry_->Unregister(a, kEpoch, 0, [](const absl::Status&) {});
+  EXPECT_NE(Register(MakeSchema("lpbthd")), "");  // its bytes came back
+}
+
+TEST_F(RegistryTest, LeaseTtlIsBroughtIntoTheLimits) {
+  const auto ttl = [this](int64_t asked_ms) {
+    auto handle = registry_->Register("", MakeSchema("lpbthd"), asked_ms);
+    const int64_t ttl_ms = handle->lease_ttl_ms;
+    Unregister(handle->pool_id);
+    return ttl_ms;
+  };
+  EXPECT_EQ(ttl(0), 30000);
+  EXPECT_EQ(ttl(-5), 30000);
+  EXPECT_EQ(ttl(1), 1000);
+  EXPECT_EQ(ttl(999), 1000);
+  EXPECT_EQ(ttl(1000), 1000);
+  EXPECT_EQ(ttl(1001), 1001);
+  EXPECT_EQ(ttl(600000), 600000);
+  EXPECT_EQ(ttl(600001), 600000);
+  EXPECT_EQ(ttl(INT64_MAX), 600000);
+}
+
+TEST_F(RegistryTest, UnknownPoolsAndStaleEpochs) {
+  const std::string pool = Register(MakeSchema("lpbthd"));
+  const auto reasons = [this](const std::string& id, uint64_t epoch) {
+    std::set<std::string> all;
+    all.insert(ReasonOf(registry_->Renew(id, epoch).status()));
+    all.insert(ReasonOf(registry_->OpenHold(id, epoch, [](const std::string&) {}).status()));
+    all.insert(ReasonOf(registry_->HoldSource(id, epoch, Blocks({{0, 1}}), 1).status()));
+    all.insert(ReasonOf(registry_->ReserveTarget(id, epoch, Blocks({{0, 1}}), 1).status()));
+    all.insert(ReasonOf(registry_->PutBlock(id, epoch, 0, 0, PlaneId::kK, 0, "")));
+    all.insert(ReasonOf(registry_->GetBlock(id, epoch, 0, 0, PlaneId::kK, 0).status()));
+    all.insert(ReasonOf(registry_->SchemaOf(id, epoch).status()));
+    registry_->Unregister(id, epoch, 0, [&all](const absl::Status& status) { all.insert(ReasonOf(status)); });
+    return all;
+  };
+  EXPECT_EQ(reasons("nope", kEpoch), std::set<std::string>({"UNKNOWN_POOL"}));
+  EXPECT_EQ(reasons(pool, kEpoch + 1), std::set<std::string>({"STALE_EPOCH"}));
+  EXPECT_EQ(reasons("nope", 0), std::set<std::string>({"STALE_EPOCH"}));
+  EXPECT_TRUE(*registry_->SchemaOf(pool, kEpoch) == MakeSchema("lpbthd"));
+}
+
+TEST_F(RegistryTest, ALeaseExpiresWithoutAnyWorkAndNotBefore) {
+  const std::string pool = Register(MakeSchema("lpbthd"), 3000);
+  clock_.AdvanceMs(2999);
+  EXPECT_EQ(registry_->List()[0].lease_remaining_ms, 1);
+  EXPECT_EQ(*registry_->Renew(pool, kEpoch), 3000);
+  clock_.AdvanceMs(2999);
+  ASSERT_EQ(registry_->List().size(), 1u);
+  EXPECT_TRUE(expired_.empty());
+  clock_.AdvanceMs(1);
+  EXPECT_TRUE(registry_->List().empty());
+  EXPECT_EQ(expired_, std::vector<std::string>({"pool"}));
+  EXPECT_EQ(ReasonOf(registry_->Renew(pool, kEpoch).status()), "UNKNOWN_POOL");
+  EXPECT_EQ(clock_.pending(), 0u);
+}
+
+TEST_F(RegistryTest, AnExpiredLeaseTellsHoldsAndStaysMappedForThem) {
+  const std::string pool = Register(MakeSchema("lpbthd"), 1000);
+  auto source = Source(pool, Blocks({{0, 1}}), 4);
+  auto target = Target(pool, Blocks({{1, 1}}), 4);
+  std::vector<std::string> told;
+  source->OnLost([&told](const absl::Status& why) { told.push_back("source " + ReasonOf(why)); });
+  target->OnLost([&told](const absl::Status& why) { told.push_back("target " + MetadataOf(why)["cause"]); });
+  EXPECT_TRUE(source->Health().ok());
+  clock_.AdvanceMs(1000);
+  EXPECT_EQ(told, std::vector<std::string>({"source POOL_LOST", "target LEASE_EXPIRED"}));
+  EXPECT_EQ(expired_, std::vector<std::string>({"pool", "source", "destination"}));
+  EXPECT_EQ(source->Health().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ReasonOf(target->Health()), "POOL_LOST");
+  EXPECT_EQ(registry_->List()[0].state, "lost");
+  EXPECT_EQ(ReasonOfSource(pool, Blocks({{2, 1}}), 1), "UNKNOWN_POOL");
+  uint8_t* row = nullptr;
+  target->FillRows(0, 0, PlaneId::kK, 3, 1, &row);
+  *row = 1;  // a decode that is under way
+  target.reset();
+  EXPECT_EQ(registry_->List().size(), 1u);
+  source.reset();
+  EXPECT_TRUE(registry_->List().empty());
+}
+
+TEST_F(RegistryTest, OnLostIsToldAtOnceWhenLateAndNeverAfterTheHold) {
+  const std::string pool = Register(MakeSchema("lpbthd"), 1000);
+  auto late = Source(pool, Blocks({{0, 1}}), 4);
+  auto gone = Source(pool, Blocks({{0, 1}}), 4);
+  int late_calls = 0, gone_calls = 0;
+  gone->OnLost([&gone_calls](const absl::Status&) { ++gone_calls; });
+  gone.reset();
+  clock_.AdvanceMs(1000);
+  late->OnLost([&late_calls](const absl::Status&) { ++late_calls; });
+  EXPECT_EQ(late_calls, 1);
+  EXPECT_EQ(gone_calls, 0);
+}
+
+TEST_F(RegistryTest, TheLastBrokenStreamLosesThePool) {
+  const std::string pool = Register(MakeSchema("lpbthd"));
+  std::vector<std::string> events;
+  const auto on_event = [&events](const std::string& event) { events.push_back(event); };
+  const uint64_t a = *registry_->OpenHold(pool, kEpoch, on_event);
+  const uint64_t b = *registry_->OpenHold(pool, kEpoch, on_event);
+  auto hold = Source(pool, Blocks({{0, 1}}), 4);
+  std::string cause;
+  hold->OnLost([&cause](const absl::Status& why) { cause = MetadataOf(why)["cause"]; });
+  registry_->CloseHold(pool, a);
+  registry_->CloseHold(pool, a);
+  EXPECT_EQ(cause, "");
+  registry_->CloseHold(pool, b);
+  EXPECT_EQ(cause, "WORKER_GONE");
+  EXPECT_TRUE(events.empty());
+  hold.reset();
+  EXPECT_TRUE(registry_->List().empty());
+  registry_->CloseHold(pool, b);
+}
+
+TEST_F(RegistryTest, StreamsHearOfTheEnd) {
+  std::vector<std::string> events;
+  const auto on_event = [&events](const std::string& event) { events.push_back(event); };
+  const std::string silent = Register(MakeSchema("lpbthd"), 1000);
+  ASSERT_TRUE(registry_->OpenHold(silent, kEpoch, on_event).ok());
+  clock_.AdvanceMs(1000);
+  const std::string pool = Register(MakeSchema("lpbthd"));
+  for (int i = 0; i < 64; ++i) ASSERT_TRUE(registry_->OpenHold(pool, kEpoch, on_event).ok());
+  EXPECT_EQ(ReasonOf(registry_->OpenHold(pool, kEpoch, on_event).status()), "HOLDS_FULL");
+  Unregister(pool);
+  std::vector<std::string> expected(64, "UNREGISTERED");
+  expected.insert(expected.begin(), "LEASE_EXPIRED");
+  EXPECT_EQ(events, expected);
+}
+
+TEST_F(RegistryTest, DrainingRefusesNewPoolsAndServesTheOld) {
+  const std::string pool = Register(MakeSchema("lpbthd"));
+  std::vector<std::string> events;
+  ASSERT_TRUE(registry_->OpenHold(pool, kEpoch, [&](const std::string& event) { events.push_back(event); }).ok());
+  registry_->StartDraining();
+  registry_->StartDraining();
+  EXPECT_EQ(events, std::vector<std::string>({"DRAINING"}));
+  const auto refused = registry_->Register("x", MakeSchema("lpbthd"), 0).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ReasonOf(refused), "DRAINING");
+  EXPECT_NE(Source(pool, Blocks({{0, 1}}), 1), nullptr);
+  EXPECT_TRUE(registry_->GetBlock(pool, kEpoch, 0, 0, PlaneId::kK, 0).ok());
+}
+
+TEST_F(RegistryTest, UnregisterWaitsForHolds) {
+  const std::string pool = Register(MakeSchema("lpbthd"));
+  auto a = Source(pool, Blocks({{0, 1}}), 1);
+  auto b = Target(pool, Blocks({{1, 1}}), 1);
+  std::vector<absl::Status> done;
+  const auto on_done = [&done](const absl::Status& status) { done.push_back(status); };
+  registry_->Unregister(pool, kEpoch, 5000, on_done);
+  registry_->Unregister(pool, kEpoch, 9000, on_done);
+  EXPECT_EQ(registry_->List()[0].state, "draining");
+  EXPECT_EQ(ReasonOfSource(pool, Blocks({{3, 1}}), 1), "POOL_CLOSING");
+  a.reset();
+  EXPECT_TRUE(done.empty());
+  EXPECT_TRUE(b->Health().ok());
+  b.reset();
+  ASSERT_EQ(done.size(), 2u);
+  EXPECT_TRUE(done[0].ok() && done[1].ok());
+  EXPECT_TRUE(registry_->List().empty());
+  EXPECT_EQ(clock_.pending(), 0u);
+}
+
+TEST_F(RegistryTest, UnregisterGivesUpAndThePoolStays) {
+  const std::string pool = Register(MakeSchema("lpbthd"));
+  auto hold = Source(pool, Blocks({{0, 1}}), 1);
+  std::vector<absl::Status> done;
+  registry_->Unregister(pool, kEpoch, 100, [&done](const absl::Status& status) { done.push_back(status); });
+  clock_.AdvanceMs(99);
+  EXPECT_TRUE(done.empty());
+  clock_.AdvanceMs(1);
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0].code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(ReasonOf(done[0]), "POOL_BUSY");
+  EXPECT_EQ(registry_->List()[0].state, "active");
+  hold.reset();
+  EXPECT_EQ(ReasonOfTarget(pool, Blocks({{0, 1}}), 1), "OK");
+}
+
+TEST_F(RegistryTest, ALeaseThatEndsWhileUnregisteringEndsBoth) {
+  const std::string pool = Register(MakeSchema("lpbthd"), 1000);
+  auto hold = Source(pool, Blocks({{0, 1}}), 1);
+  std::vector<absl::Status> done;
+  registry_->Unregister(pool, kEpoch, 5000, [&done](const absl::Status& status) { done.push_back(status); });
+  hold->OnLost([&hold](const absl::Status&) { hold.reset(); });
+  clock_.AdvanceMs(1000);
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_TRUE(done[0].ok());
+  EXPECT_TRUE(registry_->List().empty());
+}
+
+TEST_F(RegistryTest, ATruncatedSegmentFailsItsPoolAlone) {
+  ShmObject object(2 * kPage);
+  const std::string pool = Register(Over(SegmentSpec::Kind::kPosixShm, object.name()), 1000);
+  const std::string other = Register(MakeSchema("lpbthd"), 600000);
+  std::vector<std::string> told;
+  ASSERT_TRUE(registry_->OpenHold(pool, kEpoch, [&](const std::string& event) { told.push_back(event); }).ok());
+  auto hold = Source(pool, Blocks({{7, 1}}), 4);
+  hold->OnLost([&told](const absl::Status& why) { told.push_back("lost " + ReasonOf(why)); });
+  object.Truncate(0);
+  uint8_t* row = nullptr;
+  hold->FillRows(0, 1, PlaneId::kV, 0, 1, &row);
+  EXPECT_TRUE(hold->Health().ok());
+  EXPECT_EQ(*static_cast<volatile uint8_t*>(row), 0);  // would have ended the process
+  EXPECT_EQ(ReasonOf(hold->Health()), "SEGMENT_FAILED");
+  EXPECT_TRUE(told.empty());  // not on the caller's stack
+  clock_.AdvanceMs(0);
+  EXPECT_EQ(told, std::vector<std::string>({"lost SEGMENT_FAILED", "SEGMENT_FAILED"}));
+  EXPECT_EQ(ReasonOf(hold->Health()), "SEGMENT_FAILED");
+  hold.reset();
+  EXPECT_EQ(registry_->List().size(), 1u);
+  EXPECT_EQ(ReasonOfSource(other, Blocks({{0, 1}}), 1), "OK");
+}
+
+TEST_F(RegistryTest, GetBlockOfATruncatedSegmentIsAnError) {
+  ShmObject object(2 * kPage);
+  const std::string pool = Register(Over(SegmentSpec::Kind::kPosixShm, object.name()));
+  object.Truncate(0);
+  EXPECT_EQ(ReasonOf(registry_->GetBlock(pool, kEpoch, 0, 0, PlaneId::kK, 0).status()), "SEGMENT_FAILED");
+  EXPECT_EQ(ReasonOfSource(pool, Blocks({{0, 1}}), 1), "SEGMENT_FAILED");
+  clock_.AdvanceMs(0);
+  EXPECT_EQ(ReasonOfSource(pool, Blocks({{0, 1}}), 1), "UNKNOWN_POOL");
+  EXPECT_TRUE(registry_->List().empty());
+}
+
+TEST_F(RegistryTest, AHoldMayOutliveTheRegistry) {
+  auto hold = Source(Register(MakeSchema("lpbthd")), Blocks({{0, 1}}), 1);
+  int calls = 0;
+  hold->OnLost([&calls](const absl::Status&) { ++calls; });
+  registry_.reset();
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(ReasonOf(hold->Health()), "POOL_LOST");
+  hold->ZeroTail(1);
+}
+
+TEST_F(RegistryTest, DescribesPools) {
+  PoolSchema schema = MakeSchema("lpbthd");
+  schema.revision = "r1";
+  Register(schema);
+  const PoolStatus status = registry_->List()[0];
+  EXPECT_EQ(status.model, "m");
+  EXPECT_EQ(status.revision, "r1");
+  EXPECT_EQ(status.state, "active");
+  EXPECT_EQ(status.groups, 1u);
+  EXPECT_EQ(status.layers, 2u);
+  EXPECT_EQ(status.kv_bytes, 8192u);
+  EXPECT_EQ(status.blocks_total, 8u);
+  EXPECT_EQ(status.lease_remaining_ms, 30000);
+}
+
+// For the thread sanitizer: everything at once on a real clock; at the end nothing is left.
+TEST(RegistryThreads, NothingIsLeftAfterARush) {
+  auto clock = NewSystemClock();
+  PoolLimits limits;
+  limits.max_owned_bytes = 1 << 20;
+  auto registry = PoolRegistry::Create(limits, 1, clock.get(), {});
+  std::atomic<int> held{0}, done{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 40; ++i) {
+        const std::string request = "r" + std::to_string(i % 4);
+        auto handle = registry->Register(request, MakeSchema("lpbthd"), 1000);
+        if (!handle.ok()) continue;
+        const uint64_t first = static_cast<uint64_t>(t * 2);
+        auto hold = t == 0 ? registry->ReserveTarget(handle->pool_id, 1, Blocks({{first, 2}}), 8)
+                           : registry->HoldSource(handle->pool_id, 1, Blocks({{first, 2}}), 8);
+        if (hold.ok()) {
+          ++held;
+          (*hold)->OnLost([](const absl::Status&) {});
+          if (t == 0) (*hold)->ZeroTail(7);
+          (void)(*hold)->Health();
+        }
+        auto stream = registry->OpenHold(handle->pool_id, 1, [](const std::string&) {});
+        (void)registry->Renew(handle->pool_id, 1);
+        (void)registry->GetBlock(handle->pool_id, 1, 0, 0, PlaneId::kK, 7);
+        (void)registry->List();
+        if (i % 3 == 0) registry->Unregister(handle->pool_id, 1, 1, [&done](const absl::Status&) { ++done; });
+        if (stream.ok() && i % 2 == 0) registry->CloseHold(handle->pool_id, *stream);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_GT(held.load(), 0);
+  for (const PoolStatus& status : registry->List()) {
+    EXPECT_EQ(status.blocks_sending + status.blocks_receiving, 0u);
+  }
+  registry.reset();
+  clock.reset();
+  EXPECT_GT(done.load(), 0);
+}
+
+}  // namespace
+}  // namespace spectrumkv
