@@ -402,15 +402,12 @@ SPECTRUMKV_SIMD_INLINE float RotateInput(const uint8_t* from, const float* mean,
     V::Store(z + d, x);
     largest = V::MaxAbs(largest, x);
   };
-  if (mean != nullptr) {
-    RotateCell<V>(head_dim, rotation, z, [=](uint32_t d) {
-      return V::Sub(LoadValues<V, kType>(from + d * WordBytes(kType)), V::Load(mean + d));
-    }, sink);
-  } else {
-    RotateCell<V>(head_dim, rotation, z, [=](uint32_t d) {
-      return LoadValues<V, kType>(from + d * WordBytes(kType));
-    }, sink);
-  }
+  // A predictable branch per register is cheaper than twice the code.
+  const auto source = [=](uint32_t d) {
+    const typename V::F x = LoadValues<V, kType>(from + d * WordBytes(kType));
+    return mean == nullptr ? x : V::Sub(x, V::Load(mean + d));
+  };
+  RotateCell<V>(head_dim, rotation, z, source, sink);
   return V::ReduceMax(largest);
 }
 
@@ -504,17 +501,13 @@ void DecodePlain(const CellsOut& cells, Tier tier, const uint8_t* scales, const 
 }
 
 template <typename V, DType kType, typename Levels>
-SPECTRUMKV_SIMD_INLINE void DecodeRotatedCell(const Levels& levels, uint32_t head_dim, const float* mean, uint8_t* to) {
+__attribute__((noinline)) void DecodeRotatedCell(const Levels& levels, uint32_t head_dim, const float* mean,
+                                                 uint8_t* to) {
   alignas(64) float partial[V::kMaxBlock * V::kLanes >= 256 ? 1 : kMaxDim];
-  const uint32_t rotation = Rotation(head_dim);
-  if (mean != nullptr) {
-    RotateCell<V>(head_dim, rotation, partial, levels, [=](uint32_t d, typename V::F x) {
-      StoreValues<V, kType>(to + d * WordBytes(kType), V::Add(x, V::Load(mean + d)));
-    });
-  } else {
-    RotateCell<V>(head_dim, rotation, partial, levels,
-                  [=](uint32_t d, typename V::F x) { StoreValues<V, kType>(to + d * WordBytes(kType), x); });
-  }
+  const Levels local = levels;  // in registers
+  RotateCell<V>(head_dim, Rotation(head_dim), partial, local, [=](uint32_t d, typename V::F x) {
+    StoreValues<V, kType>(to + d * WordBytes(kType), mean == nullptr ? x : V::Add(x, V::Load(mean + d)));
+  });
 }
 
 template <typename V, DType kType>
