@@ -1,0 +1,135 @@
+// Cases of AdminService. Those that need another daemon than the suite's start their own.
+#include <algorithm>
+#include <string>
+
+#include "tests/integration/rpc_cases.h"
+
+namespace spectrumkv {
+namespace {
+
+// An AdminService call without a wrong argument still has an error: a daemon that is not there any more.
+template <typename Call>
+void ExpectUnavailable(Call call, CallLedger& ledger) {
+  const auto gone = v1::AdminService::NewStub(ledger.Channel("unix:/tmp/skvtest.no.such.socket"));
+  EXPECT_EQ(call(*gone).error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST_F(RpcCases, GetStatus) {
+  v1::GetStatusResponse status;
+  EXPECT_RPC_OK(admin().GetStatus(Context().get(), {}, &status));
+  EXPECT_EQ(status.epoch(), decode().epoch());
+  EXPECT_TRUE(status.ready());
+  EXPECT_FALSE(status.draining());
+  EXPECT_EQ(status.peer_address(), decode().address("peer"));
+  EXPECT_EQ(status.worker_address(), decode().worker_target());
+  EXPECT_EQ(status.peer_security(), "plain");
+  EXPECT_EQ(status.slots_size(), 2);
+  EXPECT_NE(std::find(status.backends_supported().begin(), status.backends_supported().end(), "scalar"),
+            status.backends_supported().end());
+  ExpectUnavailable([&](v1::AdminService::Stub& gone) { return gone.GetStatus(Context().get(), {}, &status); },
+                    ledger());
+}
+
+TEST_F(RpcCases, ListPools) {
+  const v1::PoolRef pool = Register(decode_worker(), "listed");
+  v1::ListPoolsResponse response;
+  EXPECT_RPC_OK(admin().ListPools(Context().get(), {}, &response));
+  const auto at = std::find_if(response.pools().begin(), response.pools().end(),
+                               [&](const v1::PoolInfo& p) { return p.pool_id() == pool.pool_id(); });
+  ASSERT_NE(at, response.pools().end());
+  EXPECT_EQ(at->model(), "test-model");
+  EXPECT_EQ(at->layers(), kPoolLayers);
+  EXPECT_EQ(at->state(), "active");
+  EXPECT_GT(at->lease_remaining_ms(), 0u);
+  ExpectUnavailable([&](v1::AdminService::Stub& gone) { return gone.ListPools(Context().get(), {}, &response); },
+                    ledger());
+}
+
+TEST_F(RpcCases, ListTransfersAndPeers) {
+  const v1::PoolRef target = Register(decode_worker(), "listed-target");
+  const std::string id = NewTransferId("listed");
+  v1::ExpectResponse expected;
+  EXPECT_RPC_OK(decode_worker().Expect(Context().get(), ExpectOf(target, id), &expected));
+  v1::ListTransfersRequest request;
+  request.set_active_only(true);
+  v1::ListTransfersResponse response;
+  EXPECT_RPC_OK(admin().ListTransfers(Context().get(), request, &response));
+  EXPECT_TRUE(std::any_of(response.transfers().begin(), response.transfers().end(),
+                          [&](const v1::TransferReport& report) { return report.transfer_id() == id; }));
+  request.set_limit(1000000);
+  EXPECT_REFUSED(admin().ListTransfers(Context().get(), request, &response), INVALID_ARGUMENT, "OUT_OF_RANGE");
+
+  v1::ListPeersResponse peers;
+  EXPECT_RPC_OK(admin().ListPeers(Context().get(), {}, &peers));
+  ExpectUnavailable([&](v1::AdminService::Stub& gone) { return gone.ListPeers(Context().get(), {}, &peers); },
+                    ledger());
+}
+
+TEST_F(RpcCases, GetConfig) {
+  v1::GetConfigResponse response;
+  EXPECT_RPC_OK(admin().GetConfig(Context().get(), {}, &response));
+  EXPECT_NE(response.yaml().find(decode().address("worker_socket")), std::string::npos);
+  ExpectUnavailable([&](v1::AdminService::Stub& gone) { return gone.GetConfig(Context().get(), {}, &response); },
+                    ledger());
+}
+
+TEST_F(RpcCases, SetLogLevel) {
+  v1::SetLogLevelRequest request;
+  request.set_level("debug");
+  v1::SetLogLevelResponse response;
+  EXPECT_RPC_OK(admin().SetLogLevel(Context().get(), request, &response));
+  EXPECT_EQ(response.previous_level(), "info");
+  request.set_level("loud");
+  EXPECT_EQ(admin().SetLogLevel(Context().get(), request, &response).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(response.previous_level(), "info");
+  request.set_level("info");
+  EXPECT_RPC_OK(admin().SetLogLevel(Context().get(), request, &response));
+  EXPECT_EQ(response.previous_level(), "debug");
+}
+
+TEST_F(RpcCases, RunSelfTest) {
+  v1::RunSelfTestResponse response;
+  EXPECT_RPC_OK(admin().RunSelfTest(Context().get(), {}, &response));
+  EXPECT_GE(response.results_size(), 3);
+  for (const v1::SelfTestResult& result : response.results()) {
+    EXPECT_EQ(result.passed(), result.supported()) << result.backend() << ": " << result.detail();
+  }
+  ExpectUnavailable([&](v1::AdminService::Stub& gone) { return gone.RunSelfTest(Context().get(), {}, &response); },
+                    ledger());
+}
+
+TEST_F(RpcCases, Drain) {
+  const std::unique_ptr<DaemonProcess> daemon = DaemonProcess::Start();
+  ASSERT_NE(daemon, nullptr);
+  const auto worker = v1::WorkerService::NewStub(ledger().Channel(daemon->worker_target()));
+  const auto own_admin = v1::AdminService::NewStub(ledger().Channel(daemon->admin_target()));
+  const v1::PoolRef pool = Register(*worker, "drain");
+  const std::string id = NewTransferId("drain");
+  v1::ExpectResponse expected;
+  EXPECT_RPC_OK(worker->Expect(Context().get(), ExpectOf(pool, id), &expected));
+
+  v1::DrainRequest request;
+  request.set_timeout_ms(50);
+  v1::DrainResponse response;
+  EXPECT_REFUSED(own_admin->Drain(Context().get(), request, &response), DEADLINE_EXCEEDED, "DRAIN_TIMEOUT");
+  v1::GetStatusResponse status;
+  EXPECT_RPC_OK(own_admin->GetStatus(Context().get(), {}, &status));
+  EXPECT_TRUE(status.draining());
+  EXPECT_FALSE(status.ready());
+  EXPECT_REFUSED(worker->Expect(Context().get(), ExpectOf(pool, NewTransferId("drain")), &expected),
+                 FAILED_PRECONDITION, "BLOCKS_IN_USE");
+  v1::CancelTransferRequest cancel;
+  cancel.mutable_transfer()->set_transfer_id(id);
+  v1::CancelTransferResponse cancelled;
+  EXPECT_RPC_OK(worker->CancelTransfer(Context().get(), cancel, &cancelled));
+  EXPECT_REFUSED(worker->Expect(Context().get(), ExpectOf(pool, NewTransferId("drain")), &expected), UNAVAILABLE,
+                 "DRAINING");
+  request.set_timeout_ms(5000);
+  EXPECT_RPC_OK(own_admin->Drain(Context().get(), request, &response));
+  EXPECT_EQ(response.transfers_finished(), 1u);
+  EXPECT_EQ(response.transfers_left(), 0u);
+  EXPECT_EQ(daemon->Stop(), 0);
+}
+
+}  // namespace
+}  // namespace spectrumkv
