@@ -218,9 +218,9 @@ void SenderTransfer::PlanBatchNow(const std::vector<uint32_t>& batch) {
     std::lock_guard<std::mutex> lock(advance_mutex_);
     scores.swap(next_scores_);
   }
-  absl::Status scored = scores.empty() ? absl::OkStatus() : planner_->SetScores(scores);
-  auto plan = std::make_shared<absl::StatusOr<PlanBatch>>(scored);
-  if (scored.ok()) *plan = planner_->Plan(batch, scan_);
+  const absl::Status scored = scores.empty() ? absl::OkStatus() : planner_->SetScores(scores);
+  auto plan = std::make_shared<absl::StatusOr<PlanBatch>>(
+      scored.ok() ? planner_->Plan(batch, scan_) : absl::StatusOr<PlanBatch>(scored));
   AddStage(Stage::kPlan, static_cast<double>(NowNs() - begin_ns) * 1e-9);
   Post([this, batch, plan] { OnPlanned(batch, std::move(*plan)); });
 }

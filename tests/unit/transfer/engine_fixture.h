@@ -179,7 +179,7 @@ class Engine {
     limits.max_chunk_bytes = 2 << 20;
     pools_ = PoolRegistry::Create(limits, epoch, clock_.get(), {});
     settings.options.epoch = epoch;
-    transport_ = network->Join(name);
+    transport_ = network->TransportOf(name);
     TransferParts parts;
     parts.clock = clock_.get();
     parts.control = control_.get();
@@ -190,18 +190,24 @@ class Engine {
     parts.backend = &backend_;
     parts.metrics = &metrics_;
     manager_ = TransferManager::Create(settings.options, parts);
-    transport_->SetAcceptor(manager_.get());
+    network->AddEnd(name, manager_.get());
+    network_ = network;
     epoch_ = epoch;
   }
-  ~Engine() {
+  // First of all engines, then of the network, then the engines themselves: a stream's last word needs its listener's
+  // executor.
+  void Stop() {
     backend_.SetOpen(true);
     manager_->Shutdown();
-    transport_->Shutdown();
+    network_->RemoveEnd(name_);
+  }
+  ~Engine() {
     compute_.reset();
     control_.reset();
     manager_.reset();
     EXPECT_EQ(send_slots_.used(), 0u) << name_ << ": a send slot leaked";
     EXPECT_EQ(receive_slots_.used(), 0u) << name_ << ": a receive slot leaked";
+    pools_.reset();
     clock_.reset();
   }
 
@@ -245,7 +251,8 @@ class Engine {
   GatedBackend backend_;
   Metrics metrics_;
   std::unique_ptr<PoolRegistry> pools_;
-  std::unique_ptr<MemoryTransport> transport_;
+  MemoryNetwork* network_ = nullptr;
+  std::unique_ptr<Transport> transport_;
   std::unique_ptr<TransferManager> manager_;
 };
 

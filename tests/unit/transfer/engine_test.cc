@@ -10,8 +10,13 @@ class EngineTest : public ::testing::Test {
  protected:
   void Build(EngineSettings settings = {}) {
     settings.options.progress_timeout_ms = 1500;
-    a_ = std::make_unique<Engine>("a", &network_, settings, kEpochA);
-    b_ = std::make_unique<Engine>("b", &network_, settings, kEpochB);
+    a_ = std::make_unique<Engine>("a", network_.get(), settings, kEpochA);
+    b_ = std::make_unique<Engine>("b", network_.get(), settings, kEpochB);
+  }
+  void TearDown() override {
+    a_->Stop();
+    b_->Stop();
+    network_.reset();
   }
 
   SenderSpec Send(const std::string& id, std::unique_ptr<BlockHold> source, Policy policy = {},
@@ -62,7 +67,7 @@ class EngineTest : public ::testing::Test {
     return ReadBlocks(*b_, target_pool_, target_layout_, blocks);
   }
 
-  MemoryNetwork network_;
+  std::unique_ptr<MemoryNetwork> network_ = std::make_unique<MemoryNetwork>();
   std::unique_ptr<Engine> a_, b_;
   PoolLayout source_layout_, target_layout_;
   std::string source_pool_, target_pool_;
