@@ -2,6 +2,7 @@
 
 #include <csignal>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
@@ -67,9 +68,9 @@ void OnSigbus(int signal, siginfo_t* info, void*) {
   if (entry != nullptr) {
     entry->failed.store(true);
     const uintptr_t page = address / g_page_bytes * g_page_bytes;
-    void* mapped = mmap(reinterpret_cast<void*>(page), end - page, PROT_READ | PROT_WRITE,
-                        MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    repaired = mapped != MAP_FAILED;
+    // The system call itself: the library's mmap is not promised to be async-signal-safe.
+    repaired = syscall(SYS_mmap, page, end - page, PROT_READ | PROT_WRITE,
+                       MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0L) != -1;
   }
   if (!repaired) DefaultAction(signal, info);
   errno = saved_errno;
