@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import pathlib
 import signal
@@ -74,13 +75,18 @@ def run(pair: Pair, arguments: argparse.Namespace) -> bool:
 
 def main() -> int:
     arguments = parse_arguments()
+    logging.getLogger("spectrumkv").setLevel(logging.ERROR)  # a lost daemon is explained once, below
     program = find_program(arguments.daemon, ROOT)
     # Every way out passes the daemons' context.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
     try:
         with Pair(program, keep=arguments.keep) as pair:
-            good = run(pair, arguments)
+            try:
+                good = run(pair, arguments)
+            except skv.SpectrumKVError:
+                print(pair.explain(), file=sys.stderr)
+                raise
             table.addresses(pair, arguments.keep)
     except (DaemonDied, skv.SpectrumKVError) as error:
         print(f"demo: {error}", file=sys.stderr)

@@ -93,6 +93,11 @@ class Daemon:
             time.sleep(0.02)
         raise DaemonDied(f"spectrumkvd is not ready after {_START_S:.0f} s:\n{self._log_tail()}")
 
+    def explain(self) -> str:
+        status = self._process.poll()
+        alive = "is running" if status is None else f"HAS ENDED with {status}"
+        return f"-- the {self.folder.name} daemon {alive}; the end of its log:\n{self._log_tail()}"
+
     def _log_tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
 
@@ -148,6 +153,10 @@ class Pair:
 
     def __enter__(self) -> Pair:
         return self
+
+    def explain(self) -> str:
+        """Which daemons have died, and the end of every log: for when something else went wrong."""
+        return "\n".join(daemon.explain() for daemon in self._daemons)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is not None or not self._keep:
