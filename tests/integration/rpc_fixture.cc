@@ -1,8 +1,11 @@
 #include "tests/integration/rpc_fixture.h"
 
+#include <signal.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "google/rpc/error_details.pb.h"
@@ -122,8 +125,13 @@ void RpcFixture::SetUpTestSuite() {
 }
 
 void RpcFixture::TearDownTestSuite() {
-  if (g_cluster->prefill != nullptr) EXPECT_EQ(g_cluster->prefill->Stop(), 0) << g_cluster->prefill->Log();
-  if (g_cluster->decode != nullptr) EXPECT_EQ(g_cluster->decode->Stop(), 0) << g_cluster->decode->Log();
+  for (DaemonProcess* daemon : {g_cluster->prefill.get(), g_cluster->decode.get()}) {
+    if (daemon == nullptr) continue;
+    daemon->Signal(SIGTERM);
+    // Tests leave transfers behind: the second signal (of Stop) ends the wait for them.
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    EXPECT_EQ(daemon->Stop(), 0) << daemon->Log();
+  }
   delete g_cluster;
   g_cluster = nullptr;
 }

@@ -167,7 +167,9 @@ TEST_F(RpcCases, GetBlocks) {
     int blocks = 0;
     while (reader->Read(&response)) {
       EXPECT_LE(response.ByteSizeLong(), size_t{1} << 20 | 4096);
-      if (blocks == 0) EXPECT_EQ(response.blocks(0).data(), first);
+      if (blocks == 0) {
+        EXPECT_EQ(response.blocks(0).data(), first);
+      }
       blocks += response.blocks_size();
     }
     EXPECT_RPC_OK(reader->Finish());

@@ -50,7 +50,7 @@ TEST_F(RpcCases, SendExpectWatchGetReport) {
   v1::ExpectResponse expected;
   EXPECT_RPC_OK(decode_worker().Expect(Context().get(), ExpectOf(target, id), &expected));
   EXPECT_EQ(expected.epoch(), decode().epoch());
-  EXPECT_RPC_OK(decode_worker().Expect(Context().get(), ExpectOf(target, id), &expected)) << "a repeat is no error";
+  EXPECT_RPC_OK(decode_worker().Expect(Context().get(), ExpectOf(target, id), &expected));  // a repeat
   v1::SendResponse sent;
   EXPECT_RPC_OK(prefill_worker().Send(Context().get(), SendOf(source, id, decode().address("peer")), &sent));
   EXPECT_EQ(sent.epoch(), prefill().epoch());
@@ -61,7 +61,7 @@ TEST_F(RpcCases, SendExpectWatchGetReport) {
   const v1::TransferReport sender = WaitEnd(prefill_worker(), id);
   EXPECT_EQ(sender.state(), v1::TRANSFER_STATE_COMMITTED) << sender.reason() << " " << sender.message();
   EXPECT_EQ(sender.wire_bytes(), received.wire_bytes());
-  EXPECT_EQ(FirstBlock(decode_worker(), target), filled);
+  EXPECT_TRUE(FirstBlock(decode_worker(), target) == filled);
 
   v1::GetTransferRequest get;
   get.mutable_transfer()->set_transfer_id(id);
@@ -94,7 +94,7 @@ TEST_F(RpcCases, PublishFetch) {
                                       &fetched));
   const v1::TransferReport received = WaitEnd(decode_worker(), id);
   EXPECT_EQ(received.state(), v1::TRANSFER_STATE_COMMITTED) << received.reason() << " " << received.message();
-  EXPECT_EQ(FirstBlock(decode_worker(), target), filled);
+  EXPECT_TRUE(FirstBlock(decode_worker(), target) == filled);
 
   v1::PublishRequest bad = PublishOf(SendOf(source, NewTransferId("pull"), ""));
   bad.set_transfer_token("short");
@@ -124,7 +124,7 @@ TEST_F(RpcCases, Advance) {
     EXPECT_RPC_OK(prefill_worker().Advance(Context().get(), advance, &advanced));
   }
   EXPECT_EQ(WaitEnd(decode_worker(), id).state(), v1::TRANSFER_STATE_COMMITTED);
-  EXPECT_EQ(FirstBlock(decode_worker(), target), std::string(kPoolBlockBytes, '\0')) << "the source held zeros";
+  EXPECT_TRUE(FirstBlock(decode_worker(), target) == std::string(kPoolBlockBytes, 0)) << "the source held zeros";
   EXPECT_NE(filled, std::string(kPoolBlockBytes, '\0'));
 
   advance.set_transfer_id("nobody");

@@ -21,6 +21,10 @@ constexpr char kHealth[] = "grpc.health.v1.Health";
 std::vector<std::string> MethodsOf(const std::string& service) {
   if (service == kReflection) return {"/" + service + "/ServerReflectionInfo"};
   if (service == kHealth) return {"/" + service + "/Check", "/" + service + "/Watch"};
+  // One message of each file, or the linker would leave the files out.
+  for (const auto* message : {v1::SendRequest::descriptor(), v1::GetStatusRequest::descriptor(), v1::Hello::descriptor()}) {
+    EXPECT_NE(message, nullptr);
+  }
   std::vector<std::string> methods;
   const auto* descriptor = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(service);
   for (int i = 0; i < descriptor->method_count(); ++i) {
