@@ -62,16 +62,27 @@ class Daemon:
         self.log = folder / "log"
         folder.mkdir(mode=0o700)
         (folder / "shared").mkdir(mode=0o700)
-        config, ready = folder / "spectrumkvd.yaml", folder / "ready.json"
+        self._ready = folder / "ready.json"
+        config = folder / "spectrumkvd.yaml"
         config.write_text(_CONFIG.format(folder=folder))
-        with open(self.log, "wb") as log:
+        self._command = [program, "--config", config, "--ready-file", self._ready]
+        self._outlive = outlive
+        self._start()
+
+    def restart(self) -> None:
+        """Starts it again, in the same folder, after stop() or a crash. TCP ports are new ones."""
+        self.stop()
+        self._start()
+
+    def _start(self) -> None:
+        self._ready.unlink(missing_ok=True)
+        with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
-                [program, "--config", config, "--ready-file", ready],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                preexec_fn=None if outlive else _end_with_parent,
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                preexec_fn=None if self._outlive else _end_with_parent,
             )  # fmt: skip
         try:
-            told = self._await_ready(ready)
+            told = self._await_ready()
             self.addresses = Addresses(**{name: told[name] for name in Addresses.__annotations__})
         except BaseException:
             self.stop()
@@ -81,14 +92,14 @@ class Daemon:
     def pid(self) -> int:
         return self._process.pid
 
-    def _await_ready(self, ready: pathlib.Path) -> dict[str, Any]:
+    def _await_ready(self) -> dict[str, Any]:
         end = time.monotonic() + _START_S
         while time.monotonic() < end:
             if self._process.poll() is not None:
                 raise DaemonDied(f"spectrumkvd ended with {self._process.returncode} at its start:\n{self._log_tail()}")
             # Written in place or moved there: take it once it is whole.
             with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
-                told: dict[str, Any] = json.loads(ready.read_text())
+                told: dict[str, Any] = json.loads(self._ready.read_text())
                 return told
             time.sleep(0.02)
         raise DaemonDied(f"spectrumkvd is not ready after {_START_S:.0f} s:\n{self._log_tail()}")
