@@ -1,0 +1,308 @@
+#include "server/service/convert.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "server/base/status.h"
+
+namespace spectrumkv {
+namespace {
+
+v1::PoolSchema GoodSchema() {
+  v1::PoolSchema schema;
+  schema.set_model("m");
+  schema.set_revision("r");
+  schema.add_segments()->mutable_posix_shm()->set_name("/x");
+  schema.mutable_segments(0)->mutable_posix_shm()->set_size_bytes(4096);
+  v1::LayerGroup* group = schema.add_groups();
+  group->set_kind(v1::GROUP_KIND_ATTENTION);
+  group->set_data_type(v1::DATA_TYPE_BFLOAT16);
+  group->set_heads_total(8);
+  group->set_head_first(2);
+  group->set_head_count(4);
+  group->set_head_dim(64);
+  group->set_block_tokens(16);
+  group->set_num_blocks(3);
+  v1::LayerTensors* layer = group->add_layers();
+  layer->set_layer(5);
+  layer->mutable_k()->set_offset_bytes(1);
+  layer->mutable_k()->set_block_stride_bytes(2);
+  layer->mutable_k()->set_token_stride_bytes(3);
+  layer->mutable_k()->set_head_stride_bytes(4);
+  layer->mutable_k()->set_dim_stride_bytes(6);
+  layer->mutable_v()->set_segment(0);
+  return schema;
+}
+
+#define EXPECT_ERROR(status_expression, expected_code, expected_reason)            \
+  do {                                                                             \
+    const absl::Status error_status = (status_expression);                         \
+    EXPECT_EQ(error_status.code(), absl::StatusCode::expected_code) << error_status; \
+    EXPECT_EQ(ReasonOf(error_status), expected_reason) << error_status;            \
+  } while (false)
+
+TEST(SchemaFromProto, TakesEveryField) {
+  v1::PoolSchema proto = GoodSchema();
+  proto.set_tensor_parallel_rank(1);
+  proto.set_tensor_parallel_size(2);
+  proto.mutable_generations()->set_offset_bytes(9);
+  const auto schema = SchemaFromProto(proto);
+  ASSERT_TRUE(schema.ok()) << schema.status();
+  EXPECT_EQ(schema->model, "m");
+  EXPECT_EQ(schema->tensor_parallel_rank, 1u);
+  EXPECT_EQ(schema->segments[0].kind, SegmentSpec::Kind::kPosixShm);
+  EXPECT_EQ(schema->segments[0].name, "/x");
+  const GroupSchema& group = schema->groups[0];
+  EXPECT_EQ(group.dtype, DType::kBFloat16);
+  EXPECT_EQ(group.head_first, 2u);
+  EXPECT_EQ(group.num_blocks, 3u);
+  EXPECT_EQ(group.layers[0].layer, 5u);
+  EXPECT_EQ(group.layers[0].k.offset_bytes, 1u);
+  EXPECT_EQ(group.layers[0].k.dim_stride_bytes, 6u);
+  EXPECT_TRUE(group.layers[0].v.has_value());
+  EXPECT_EQ(schema->generations->offset_bytes, 9u);
+}
+
+TEST(SchemaFromProto, RefusesWhatThisVersionDoesNotTake) {
+  const auto with = [](auto change) {
+    v1::PoolSchema schema = GoodSchema();
+    change(&schema);
+    return SchemaFromProto(schema).status();
+  };
+  for (const v1::DataType type : {v1::DATA_TYPE_FLOAT8_E4M3, v1::DATA_TYPE_FLOAT8_E5M2, v1::DATA_TYPE_OPAQUE_BYTES}) {
+    EXPECT_ERROR(with([&](auto* s) { s->mutable_groups(0)->set_data_type(type); }), kUnimplemented,
+                 "UNSUPPORTED_DTYPE");
+  }
+  EXPECT_ERROR(with([](auto* s) { s->mutable_groups(0)->set_kind(v1::GROUP_KIND_OPAQUE_STATE); }), kUnimplemented,
+               "UNSUPPORTED_GROUP");
+  EXPECT_ERROR(with([](auto* s) { s->mutable_segments(0)->mutable_cuda_ipc(); }), kUnimplemented,
+               "CUDA_NOT_AVAILABLE");
+  EXPECT_ERROR(with([](auto* s) { s->mutable_segments(0)->mutable_daemon_owned()->set_device("cuda:0"); }),
+               kUnimplemented, "CUDA_NOT_AVAILABLE");
+  EXPECT_TRUE(with([](auto* s) { s->mutable_segments(0)->mutable_daemon_owned()->set_device("host"); }).ok());
+}
+
+TEST(SchemaFromProto, RefusesWhatMakesNoSense) {
+  const auto with = [](auto change) {
+    v1::PoolSchema schema = GoodSchema();
+    change(&schema);
+    return SchemaFromProto(schema).status();
+  };
+  EXPECT_ERROR(with([](auto* s) { s->clear_groups(); }), kInvalidArgument, "OUT_OF_RANGE");
+  EXPECT_ERROR(with([](auto* s) { s->clear_segments(); }), kInvalidArgument, "OUT_OF_RANGE");
+  EXPECT_ERROR(with([](auto* s) { s->mutable_segments(0)->Clear(); }), kInvalidArgument, "INVALID_SCHEMA");
+  EXPECT_ERROR(with([](auto* s) { s->set_model(std::string(kMaxNameLength + 1, 'm')); }), kInvalidArgument,
+               "INVALID_SCHEMA");
+  EXPECT_TRUE(with([](auto* s) { s->set_model(std::string(kMaxNameLength, 'm')); }).ok());
+  EXPECT_ERROR(with([](auto* s) { s->set_tensor_parallel_rank(1); }), kInvalidArgument, "INVALID_SCHEMA");
+  EXPECT_ERROR(with([](auto* s) { s->mutable_groups(0)->set_kind(v1::GROUP_KIND_UNSPECIFIED); }), kInvalidArgument,
+               "INVALID_SCHEMA");
+  EXPECT_ERROR(with([](auto* s) { s->mutable_groups(0)->set_data_type(static_cast<v1::DataType>(99)); }),
+               kInvalidArgument, "INVALID_SCHEMA");
+  EXPECT_ERROR(with([](auto* s) { s->mutable_groups(0)->mutable_layers(0)->clear_k(); }), kInvalidArgument,
+               "INVALID_SCHEMA");
+  EXPECT_ERROR(with([](auto* s) { s->mutable_groups(0)->mutable_layers(0)->clear_v(); }), kInvalidArgument,
+               "INVALID_SCHEMA");
+  EXPECT_ERROR(with([](auto* s) { s->mutable_groups(0)->set_kind(v1::GROUP_KIND_MLA); }), kInvalidArgument,
+               "INVALID_SCHEMA");
+  EXPECT_ERROR(with([](auto* s) {
+                 for (int i = 0; i <= kMaxLayers; ++i) *s->mutable_groups(0)->add_layers() = s->groups(0).layers(0);
+               }),
+               kInvalidArgument, "OUT_OF_RANGE");
+}
+
+TEST(PolicyFromProto, LeavesOpenFieldsToTheDefaults) {
+  Policy defaults;
+  defaults.budget = 0.3;
+  defaults.allocator = Allocator::kBalanced;
+  defaults.tiers = {Tier::kRaw, Tier::kP8};
+  defaults.sinks = 9;
+  defaults.decay_lambda = 0.5;
+  const auto policy = PolicyFromProto({}, defaults);
+  ASSERT_TRUE(policy.ok());
+  EXPECT_EQ(policy->budget, 0.3);
+  EXPECT_EQ(policy->allocator, Allocator::kBalanced);
+  EXPECT_EQ(policy->tiers, defaults.tiers);
+  EXPECT_EQ(policy->sinks, 9u);
+  EXPECT_EQ(policy->decay_lambda, 0.5);
+  EXPECT_EQ(policy->importance, ImportanceSource::kPosition);
+  EXPECT_FALSE(policy->allow_drop);
+}
+
+TEST(PolicyFromProto, TakesEveryField) {
+  v1::Policy proto;
+  proto.set_budget(0.25);
+  proto.set_allocator(v1::ALLOCATOR_UNIFORM);
+  proto.set_uniform_tier(v1::TIER_P4);
+  proto.set_random_seed(3);
+  for (const v1::Tier tier : {v1::TIER_RAW, v1::TIER_Q8, v1::TIER_P4, v1::TIER_DROP}) proto.add_tiers(tier);
+  proto.mutable_importance()->add_scores(1);
+  proto.mutable_importance()->add_scores(2);
+  proto.mutable_importance()->set_scores_per_layer(true);
+  proto.mutable_importance()->set_decay_lambda(0.1);
+  proto.mutable_importance()->set_sinks(0);
+  proto.set_strict_budget(true);
+  proto.set_payload_only(true);
+  const auto policy = PolicyFromProto(proto, Policy());
+  ASSERT_TRUE(policy.ok()) << policy.status();
+  EXPECT_EQ(policy->budget, 0.25);
+  EXPECT_EQ(policy->allocator, Allocator::kUniform);
+  EXPECT_EQ(policy->uniform_tier, Tier::kP4);
+  EXPECT_EQ(policy->random_seed, 3u);
+  EXPECT_EQ(policy->tiers, (std::vector<Tier>{Tier::kRaw, Tier::kQ8, Tier::kP4}));
+  EXPECT_TRUE(policy->allow_drop);
+  EXPECT_EQ(policy->importance, ImportanceSource::kScores) << "scores were given";
+  EXPECT_EQ(policy->scores, (std::vector<float>{1, 2}));
+  EXPECT_TRUE(policy->scores_per_layer && policy->strict_budget && policy->payload_only);
+  EXPECT_EQ(policy->sinks, 0u);
+}
+
+TEST(PolicyFromProto, RefusesUnknownValues) {
+  v1::Policy proto;
+  proto.set_allocator(static_cast<v1::Allocator>(77));
+  EXPECT_ERROR(PolicyFromProto(proto, Policy()).status(), kUnimplemented, "UNKNOWN_ALLOCATOR");
+  proto.Clear();
+  proto.add_tiers(static_cast<v1::Tier>(9));
+  EXPECT_ERROR(PolicyFromProto(proto, Policy()).status(), kUnimplemented, "UNKNOWN_TIER");
+  proto.set_tiers(0, v1::TIER_UNSPECIFIED);
+  EXPECT_ERROR(PolicyFromProto(proto, Policy()).status(), kInvalidArgument, "INVALID_TIERS");
+  proto.Clear();
+  proto.set_uniform_tier(v1::TIER_DROP);
+  EXPECT_ERROR(PolicyFromProto(proto, Policy()).status(), kInvalidArgument, "INVALID_TIERS");
+  proto.Clear();
+  proto.mutable_importance()->set_source(static_cast<v1::ImportanceSource>(50));
+  EXPECT_ERROR(PolicyFromProto(proto, Policy()).status(), kInvalidArgument, "INVALID_POLICY");
+}
+
+TEST(DefaultsOf, ComeFromTheConfiguration) {
+  Config config;
+  config.policy.allocator = "TWO_TIER";
+  config.policy.tiers = {"RAW", "P4"};
+  config.transfer.max_tokens = 100;
+  const auto defaults = DefaultsOf(config);
+  ASSERT_TRUE(defaults.ok()) << defaults.status();
+  EXPECT_EQ(defaults->policy.allocator, Allocator::kTwoTier);
+  EXPECT_EQ(defaults->policy.tiers, (std::vector<Tier>{Tier::kRaw, Tier::kP4}));
+  EXPECT_TRUE(CheckTokenCount(100, *defaults).ok());
+  EXPECT_ERROR(CheckTokenCount(101, *defaults), kInvalidArgument, "OUT_OF_RANGE");
+  EXPECT_ERROR(CheckTokenCount(0, *defaults), kInvalidArgument, "OUT_OF_RANGE");
+  config.policy.tiers = {"Q5"};
+  EXPECT_FALSE(DefaultsOf(config).ok());
+}
+
+TEST(Ids, CharactersAndLengths) {
+  for (const std::string& good : {std::string("a"), std::string("A-Z_a.z:0-9"), std::string(128, 'x')}) {
+    EXPECT_TRUE(CheckTransferId(good).ok()) << good;
+    EXPECT_TRUE(CheckRequestId(good).ok()) << good;
+  }
+  for (const std::string& bad : {std::string(), std::string(129, 'x'), std::string("a b"), std::string("a/b"),
+                                 std::string("a\0b", 3), std::string("\xc3\xa4"), std::string("a\nb")}) {
+    EXPECT_ERROR(CheckTransferId(bad), kInvalidArgument, "INVALID_TRANSFER_ID");
+    EXPECT_ERROR(CheckRequestId(bad), kInvalidArgument, "INVALID_REQUEST_ID");
+    // What a worker sends never breaks a line of the log.
+    EXPECT_EQ(std::string(CheckTransferId(bad).message()).find('\n'), std::string::npos);
+  }
+  EXPECT_TRUE(CheckTransferToken("").ok());
+  EXPECT_TRUE(CheckTransferToken(std::string(16, '\0')).ok());
+  EXPECT_ERROR(CheckTransferToken("secret"), kInvalidArgument, "INVALID_TOKEN");
+  EXPECT_EQ(std::string(CheckTransferToken("secret").message()).find("secret"), std::string::npos);
+}
+
+TEST(PeerAddress, HostAndPort) {
+  for (const char* good : {"host:1", "10.0.0.1:65535", "[::1]:7420", "a-b.example.com:80", "[fe80::1]:1"}) {
+    EXPECT_TRUE(CheckPeerAddress(good).ok()) << good;
+  }
+  for (const char* bad : {"", "host", "host:", ":80", "host:0", "host:65536", "host:99999", "host:1a", "ho st:1",
+                          "unix:/tmp/x", "::1:80", "[::1:80", "[]:80", "[x]:80", "dns:///host:80", "host:-1"}) {
+    EXPECT_ERROR(CheckPeerAddress(bad), kInvalidArgument, "INVALID_PEER");
+  }
+}
+
+TEST(Part, OneOfOne) {
+  v1::Part part;
+  EXPECT_TRUE(CheckPart(false, part).ok());
+  EXPECT_ERROR(CheckPart(true, part), kUnimplemented, "PARTS_UNSUPPORTED");
+  part.set_count(1);
+  EXPECT_TRUE(CheckPart(true, part).ok());
+  part.set_index(1);
+  EXPECT_ERROR(CheckPart(true, part), kUnimplemented, "PARTS_UNSUPPORTED");
+}
+
+TEST(Durations, DefaultAndLimits) {
+  RequestDefaults defaults;
+  EXPECT_EQ(*DeadlineOf(0, defaults), defaults.deadline_ms);
+  EXPECT_EQ(*DeadlineOf(1, defaults), 1);
+  EXPECT_EQ(*DeadlineOf(600000, defaults), 600000);
+  EXPECT_ERROR(DeadlineOf(600001, defaults).status(), kInvalidArgument, "OUT_OF_RANGE");
+  EXPECT_ERROR(DeadlineOf(UINT64_MAX, defaults).status(), kInvalidArgument, "OUT_OF_RANGE");
+  EXPECT_EQ(*LeaseTtlOf(0, defaults), defaults.lease_ttl_ms);
+  EXPECT_ERROR(LeaseTtlOf(999, defaults).status(), kInvalidArgument, "OUT_OF_RANGE");
+  EXPECT_EQ(*LeaseTtlOf(1000, defaults), 1000);
+}
+
+TEST(Blocks, RunsAreCheckedForOverflow) {
+  google::protobuf::RepeatedPtrField<v1::GroupBlocks> proto;
+  v1::BlockRun* run = proto.Add()->add_runs();
+  run->set_first(4);
+  run->set_count(2);
+  const auto blocks = BlocksFromProto(proto);
+  ASSERT_TRUE(blocks.ok());
+  EXPECT_EQ((*blocks)[0].runs[0].first, 4u);
+  EXPECT_EQ((*blocks)[0].runs[0].count, 2u);
+  run->set_count(0);
+  EXPECT_ERROR(BlocksFromProto(proto).status(), kInvalidArgument, "INVALID_BLOCKS");
+  run->set_count(UINT64_MAX);
+  EXPECT_ERROR(BlocksFromProto(proto).status(), kInvalidArgument, "INVALID_BLOCKS");
+  for (int i = 0; i <= kMaxGroups; ++i) proto.Add();
+  EXPECT_ERROR(BlocksFromProto(proto).status(), kInvalidArgument, "INVALID_BLOCKS");
+}
+
+TEST(Fingerprint, DiffersExactlyWhereTheRequestDiffers) {
+  v1::SendRequest a;
+  a.set_transfer_id("x");
+  a.mutable_policy()->mutable_importance()->add_scores(0.5f);
+  v1::SendRequest b = a;
+  EXPECT_EQ(FingerprintOf(a), FingerprintOf(b));
+  b.mutable_policy()->mutable_importance()->set_scores(0, std::nextafter(0.5f, 1.0f));
+  EXPECT_NE(FingerprintOf(a), FingerprintOf(b));
+  b = a;
+  b.set_layerwise(true);
+  EXPECT_NE(FingerprintOf(a), FingerprintOf(b));
+}
+
+TEST(Report, TakesEveryField) {
+  TransferReport report;
+  report.transfer_id = "x";
+  report.role = Role::kSender;
+  report.state = TransferState::kFailed;
+  report.error = MakeError(absl::StatusCode::kDataLoss, "BAD_CHECKSUM", "words");
+  report.kv_bytes = 100;
+  report.wire_bytes = 40;
+  report.values = 80;
+  report.tiers.k[static_cast<size_t>(Tier::kQ8)] = 5;
+  report.tiers.v[static_cast<size_t>(Tier::kRaw)] = 6;
+  report.dropped = {{3, 4}};
+  report.allocator = Allocator::kPdTrim;
+  report.stage_seconds[static_cast<size_t>(Stage::kEncode)] = 0.5;
+  v1::TransferReport proto;
+  ReportToProto(report, &proto);
+  EXPECT_EQ(proto.state(), v1::TRANSFER_STATE_FAILED);
+  EXPECT_EQ(proto.code(), 15);
+  EXPECT_EQ(proto.reason(), "BAD_CHECKSUM");
+  EXPECT_EQ(proto.saved_bytes(), 60u);
+  EXPECT_EQ(proto.bits_per_value(), 4.0);
+  ASSERT_EQ(proto.tiers_size(), 2);
+  EXPECT_EQ(proto.tiers(0).tier(), v1::TIER_RAW);
+  EXPECT_EQ(proto.tiers(0).v_tokens(), 6u);
+  EXPECT_EQ(proto.tiers(1).tier(), v1::TIER_Q8);
+  EXPECT_EQ(proto.tiers(1).k_tokens(), 5u);
+  EXPECT_EQ(proto.dropped_tokens(0).first(), 3u);
+  EXPECT_EQ(proto.allocator(), v1::ALLOCATOR_PDTRIM);
+  ASSERT_EQ(proto.stages_size(), 1);
+  EXPECT_EQ(proto.stages(0).stage(), "encode");
+}
+
+}  // namespace
+}  // namespace spectrumkv

@@ -1,0 +1,137 @@
+// A TransferManager that does what the test says.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/base/status.h"
+#include "server/transfer/transfer_manager.h"
+
+namespace spectrumkv {
+
+// Knows one transfer, "known", a receiver. Thread-safe.
+class FakeTransfers final : public TransferManager {
+ public:
+  absl::Status StartSender(SenderSpec spec) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    senders.push_back(std::move(spec));
+    return absl::OkStatus();
+  }
+  absl::Status StartReceiver(ReceiverSpec spec) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    receivers.push_back(std::move(spec));
+    return absl::OkStatus();
+  }
+  std::optional<absl::Status> FindRepeat(const std::string&, Role, const std::string&) override { return std::nullopt; }
+  absl::Status Advance(const std::string& id, uint32_t, uint32_t, const std::vector<float>&) override {
+    return Known(id);
+  }
+  absl::StatusOr<TransferReport> Get(const std::string& id, std::optional<Role>) override {
+    if (absl::Status known = Known(id); !known.ok()) return known;
+    return Report(TransferState::kStreaming);
+  }
+  absl::StatusOr<uint64_t> Watch(const std::string& id, std::optional<Role>,
+                                 std::shared_ptr<TransferWatcher> new_watcher) override {
+    if (absl::Status known = Known(id); !known.ok()) return known;
+    std::lock_guard<std::mutex> lock(mutex_);
+    watcher_ = std::move(new_watcher);
+    return 7;
+  }
+  void Unwatch(const std::string&, std::optional<Role> role, uint64_t watch_id) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (role == Role::kReceiver && watch_id == 7) ++unwatched_;
+    watcher_.reset();
+  }
+  void Cancel(const std::string& id, std::optional<Role>,
+              std::function<void(absl::StatusOr<TransferReport>)> done) override {
+    if (absl::Status known = Known(id); !known.ok()) return done(known);
+    std::lock_guard<std::mutex> lock(mutex_);
+    cancels_.push_back(std::move(done));
+  }
+  absl::Status Release(const std::string& id, std::optional<Role>) override { return Known(id); }
+  absl::Status ReportFirstToken(const std::string& id, std::optional<Role>, double) override { return Known(id); }
+  std::vector<TransferReport> List(uint32_t, bool) override { return {}; }
+  std::vector<PeerStatus> ListPeers() override { return {}; }
+  uint32_t active() const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return active_;
+  }
+  void StartDraining(std::function<void()> done) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++drains_;
+    drained_ = std::move(done);
+  }
+  void Shutdown() override {}
+  std::shared_ptr<ControlListener> OnControl(std::shared_ptr<ControlStream>) override { return nullptr; }
+  std::shared_ptr<DataListener> OnData(std::shared_ptr<DataStream>, const DataOpenFrame&) override { return nullptr; }
+
+  static TransferReport Report(TransferState state) {
+    TransferReport report;
+    report.transfer_id = "known";
+    report.role = Role::kReceiver;
+    report.state = state;
+    return report;
+  }
+
+  // What tests turn.
+  std::shared_ptr<TransferWatcher> watcher() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return watcher_;
+  }
+  int unwatched() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return unwatched_;
+  }
+  size_t cancels() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return cancels_.size();
+  }
+  void FinishCancels() {
+    std::vector<std::function<void(absl::StatusOr<TransferReport>)>> cancels;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      cancels.swap(cancels_);
+    }
+    for (auto& done : cancels) done(Report(TransferState::kCancelled));
+  }
+  void SetActive(uint32_t active) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    active_ = active;
+  }
+  int drains() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return drains_;
+  }
+  void FinishDrain() {
+    std::function<void()> done;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      done.swap(drained_);
+      active_ = 0;
+    }
+    if (done) done();
+  }
+
+  std::vector<SenderSpec> senders;
+  std::vector<ReceiverSpec> receivers;
+
+ private:
+  static absl::Status Known(const std::string& id) {
+    if (id == "known") return absl::OkStatus();
+    return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_TRANSFER", "there is no transfer " + id);
+  }
+
+  mutable std::mutex mutex_;
+  std::shared_ptr<TransferWatcher> watcher_;
+  int unwatched_ = 0;
+  std::vector<std::function<void(absl::StatusOr<TransferReport>)>> cancels_;
+  uint32_t active_ = 0;
+  int drains_ = 0;
+  std::function<void()> drained_;
+};
+
+}  // namespace spectrumkv
