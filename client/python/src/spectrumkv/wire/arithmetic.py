@@ -43,6 +43,23 @@ def narrow(values: Floats, dtype: DType) -> Words:
     return np.where(overflow, (rounded & 0x8000) | 0x7F7F, rounded).astype(np.uint16)
 
 
+def convert(words: Words, source: DType, target: DType) -> Words:
+    """RAW words on their way into a pool of another data type: finite values are narrowed, infinities stay, a NaN
+    becomes the quiet NaN of its sign."""
+    if source == target:
+        return words
+    values = widen(np.ascontiguousarray(words), source)
+    out = narrow(np.where(np.isfinite(values), values, _F(0)), target)
+    shift = 8 * target.word_bytes - 1
+    infinity, quiet = {DType.FLOAT16: (0x7C00, 0x7E00), DType.BFLOAT16: (0x7F80, 0x7FC0)}.get(
+        target, (0x7F800000, 0x7FC00000)
+    )
+    special = (np.signbit(values).astype(np.uint32) << np.uint32(shift)) | np.where(
+        np.isnan(values), np.uint32(quiet), np.uint32(infinity)
+    )
+    return np.where(np.isfinite(values), out, special).astype(target.word_type)
+
+
 def to_half(values: Floats) -> NDArray[np.float16]:
     with np.errstate(under="ignore"):
         return values.astype(np.float16)

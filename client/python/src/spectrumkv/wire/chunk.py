@@ -108,8 +108,11 @@ def _put(body: Bytes, section: Section, data: NDArray[np.generic]) -> None:
     body[section.offset : section.end] = np.ascontiguousarray(data).view(np.uint8).reshape(-1)
 
 
-def decode_chunk(data: bytes) -> DecodedChunk:
-    """Checks `data` completely, then decodes it. Raises ChunkRefused with the reason of the first failed check."""
+def decode_chunk(data: bytes, to: DType | None = None) -> DecodedChunk:
+    """Checks `data` completely, then decodes it. Raises ChunkRefused with the reason of the first failed check.
+
+    to: data type of the words that come out, for a pool of another one; None: that of the chunk.
+    """
     header, body_bytes = unpack_header(data)
     if body_bytes != len(data) - HEADER_BYTES:
         raise ChunkRefused("BAD_LENGTH", f"body_bytes {body_bytes}, received {len(data) - HEADER_BYTES}")
@@ -121,7 +124,7 @@ def decode_chunk(data: bytes) -> DecodedChunk:
     if body_bytes != sections.body_bytes:
         raise ChunkRefused("BAD_LENGTH", f"body_bytes {body_bytes}, the tier map asks for {sections.body_bytes}")
     _check_sections(body, sections)
-    words = _decode_cells(header, body, sections, tiers_k, tiers_v)
+    words = _decode_cells(header, body, sections, tiers_k, tiers_v, to or header.dtype)
     tokens = header.token_count
     return DecodedChunk(header, tiers_k, tiers_v, words[:tokens], words[tokens:] if header.has_v else None)
 
@@ -151,12 +154,12 @@ def _check_sections(body: Bytes, sections: Sections) -> None:
 
 
 def _decode_cells(
-    header: ChunkHeader, body: Bytes, sections: Sections, tiers_k: Bytes, tiers_v: Bytes | None
+    header: ChunkHeader, body: Bytes, sections: Sections, tiers_k: Bytes, tiers_v: Bytes | None, to: DType
 ) -> Words:
     """Words of all cells, [tokens of K, then tokens of V][heads][head_dim]."""
     heads, dim, tokens = header.head_count, header.head_dim, header.token_count
     tiers = tiers_k if tiers_v is None else np.concatenate([tiers_k, tiers_v])
-    words = np.zeros((len(tiers), heads, dim), header.dtype.word_type)
+    words = np.zeros((len(tiers), heads, dim), to.word_type)
     scales8 = np.zeros((len(tiers), heads), np.uint8)
     scales16 = np.zeros((len(tiers), heads), np.float16)
 
@@ -179,19 +182,20 @@ def _decode_cells(
             cells = get(section).reshape((tiers == tier).sum(), -1)[before : before + len(chosen)]
             rows = chosen + plane_first
             centre = centres[chosen] if centres is not None and plane_first == 0 else None
-            words[rows] = _decode_tier(cells, tier, header, scales8[rows], scales16[rows], centre)
+            words[rows] = _decode_tier(cells, tier, header, scales8[rows], scales16[rows], centre, to)
     return words
 
 
 def _decode_tier(
     cells: Bytes, tier: Tier, header: ChunkHeader, scales8: Bytes, scales16: NDArray[np.float16],
-    centre: math.Floats | None,
+    centre: math.Floats | None, to: DType,
 ) -> Words:  # fmt: skip
     """Words of the tokens of one plane at one tier. cells: uint8 [tokens, heads * code bytes of a cell]."""
     heads, dim = header.head_count, header.head_dim
     shape = (len(cells), heads, dim)
     if tier == Tier.RAW:
-        return np.ascontiguousarray(cells).view(header.dtype.word_type).reshape(shape)
+        words: Words = np.ascontiguousarray(cells).view(header.dtype.word_type).reshape(shape)
+        return math.convert(words, header.dtype, to)
     codes = unpack(np.ascontiguousarray(cells).reshape(len(cells) * heads, -1), tier, dim).reshape(shape)
     if tier == Tier.P8:
         values = math.decode_symmetric(codes, scales16)
@@ -201,4 +205,4 @@ def _decode_tier(
         values = math.decode_q8(codes, scales16, centre)
     else:
         values = math.decode_levels(codes, scales8, centre, tier)
-    return math.narrow(values, header.dtype)
+    return math.narrow(values, to)

@@ -23,18 +23,20 @@ class Expectation:
 
 
 def expected_words(
-    kv: Words, tiers_k: Bytes, tiers_v: Bytes | None, dtype: DType, chunk_tokens: Sequence[tuple[int, int]] | None = None
-) -> Expectation:
+    kv: Words, tiers_k: Bytes, tiers_v: Bytes | None, dtype: DType, chunk_tokens: Sequence[tuple[int, int]] | None = None,
+    to: DType | None = None,
+) -> Expectation:  # fmt: skip
     """Encodes and decodes every chunk of a transfer.
 
     kv: words [layers, planes, tokens, heads, head_dim], planes 2 (K, V) or 1, only the tokens that travel. tiers_k,
     tiers_v: tier ids before escapes, [tokens] where they are the same in every layer, or [layers, tokens].
+    to: data type of the destination; None: `dtype`.
     """
     layers, planes, tokens, heads, dim = kv.shape
     cuts = chunk_tokens or cut_tokens(tokens, heads, dim, dtype, planes == 2)
     per_layer_k = np.broadcast_to(tiers_k, (layers, tokens))
     per_layer_v = np.broadcast_to(tiers_v, (layers, tokens)) if tiers_v is not None else None
-    words = np.empty_like(kv)
+    words = np.empty(kv.shape, (to or dtype).word_type)
     wire_bytes = escaped = 0
     for layer in range(layers):
         for first, count in cuts:
@@ -42,7 +44,7 @@ def expected_words(
             v = kv[layer, 1, span] if planes == 2 else None
             asked_v = per_layer_v[layer, span] if per_layer_v is not None else None
             chunk = encode_chunk(kv[layer, 0, span], v, per_layer_k[layer, span], asked_v, dtype)
-            decoded = decode_chunk(chunk)
+            decoded = decode_chunk(chunk, to)
             words[layer, 0, span] = decoded.k
             escaped += int((decoded.tiers_k != per_layer_k[layer, span]).sum())
             if decoded.v is not None and decoded.tiers_v is not None and asked_v is not None:

@@ -1,0 +1,60 @@
+import itertools
+
+import pytest
+from real_daemon import PROGRAM, RealDaemon
+
+_numbers = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items):
+    if not PROGRAM:
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason="SKIPPED: SPECTRUMKVD, the program to test, is not set"))
+
+
+def _daemon():
+    daemon = RealDaemon()
+    yield daemon
+    code = daemon.stop()
+    log = daemon.log()
+    daemon.remove()
+    assert code == 0, log
+
+
+@pytest.fixture(scope="session")
+def prefill():
+    """The daemon beside the sending worker."""
+    yield from _daemon()
+
+
+@pytest.fixture(scope="session")
+def decode():
+    """The daemon beside the receiving worker."""
+    yield from _daemon()
+
+
+@pytest.fixture
+def source(prefill):
+    """A client of the prefill daemon."""
+    with prefill.client() as client:
+        yield client
+
+
+@pytest.fixture
+def target(decode):
+    """A client of the decode daemon."""
+    with decode.client() as client:
+        yield client
+
+
+@pytest.fixture
+def transfer_id(request):
+    return f"{request.node.originalname[:60]}-{next(_numbers)}"
+
+
+@pytest.fixture(autouse=True)
+def daemons_survive(prefill, decode):
+    """Whatever a test does, the two daemons live on."""
+    yield
+    for daemon in (prefill, decode):
+        assert daemon.alive, daemon.log()
