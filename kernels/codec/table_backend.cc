@@ -108,21 +108,14 @@ class ChunkWriter {
   ChunkWriter(const CellOps& ops, const ChunkDims& dims, const EncodeScratch& scratch, uint8_t* out)
       : ops_(ops), dims_(dims), scratch_(scratch), tier_map_(scratch.tier_map), means_(scratch.means), out_(out) {}
 
-  // Decides escapes of one plane and puts its nibbles in the tier map; keeps the cells' magnitudes. shift: 0 for K, 4
-  // for V.
-  void Classify(const TokenReader& plane, const uint8_t* requested, int shift, EncodeResult* result) {
-    const EscapeLimits limits = EscapeLimitsOf(dims_.dtype);
-    for (uint32_t t = 0; t < dims_.tokens; ++t) {
-      const CellsIn cells = plane.Token(t);
-      const EscapeClass escape = ClassOf(ops_.magnitude(cells, Magnitudes(shift, t)), limits);
-      if (escape == kEscapeNonFinite) result->nonfinite_values += CountNonFinite(cells);
-      Tier tier = static_cast<Tier>(requested[t] >> shift & 15);
-      if (Escapes(tier, escape)) {
-        tier = Tier::kRaw;
-        ++result->escaped;
-      }
-      tier_map_[t] = static_cast<uint8_t>(tier_map_[t] | static_cast<uint8_t>(tier) << shift);
-    }
+  // The tiers asked for.
+  void Request(const uint8_t* tiers) {
+    for (uint32_t t = 0; t < dims_.tokens; ++t) tier_map_[t] = dims_.has_v ? tiers[t] : tiers[t] & 15;
+  }
+
+  // Decides the escapes of a whole plane and puts them in the tier map. shift: 0 for K, 4 for V.
+  void Classify(const TokenReader& plane, int shift, EncodeResult* result) {
+    ClassifyRange(plane, 0, dims_.tokens, shift, true, result);
   }
 
   // Fixes the layout by the tier map. False where it does not fit.
@@ -142,17 +135,21 @@ class ChunkWriter {
     return true;
   }
 
-  void WriteKeys(const TokenReader& k, SectionCursors<uint8_t>* cursors) {
+  // Writes a plane. classified: Classify was called. If not, tokens are classified on the way, while they are in cache;
+  // false where one must escape: the layout is wrong then, and all has to be written again.
+  bool WriteKeys(const TokenReader& k, bool classified, SectionCursors<uint8_t>* cursors, EncodeResult* result) {
     const bool centred = layout_.centre_codes.bytes != 0;
     for (uint32_t first = 0; first < dims_.tokens; first += kCentreTokens) {
       const uint32_t end = std::min(first + kCentreTokens, dims_.tokens);
+      if (centred && !classified && !ClassifyRange(k, first, end, 0, false, result)) return false;
       if (centred) WriteCentre(k, first, end);
-      WriteTokens(k, first, end, 0, means_, cursors);
+      if (!WriteTokens(k, first, end, 0, means_, classified || centred, cursors, result)) return false;
     }
+    return true;
   }
 
-  void WriteValues(const TokenReader& v, SectionCursors<uint8_t>* cursors) {
-    WriteTokens(v, 0, dims_.tokens, 4, nullptr, cursors);
+  bool WriteValues(const TokenReader& v, bool classified, SectionCursors<uint8_t>* cursors, EncodeResult* result) {
+    return WriteTokens(v, 0, dims_.tokens, 4, nullptr, classified, cursors, result);
   }
 
   uint64_t Finish(const ChunkIdentity& identity) {
@@ -209,8 +206,38 @@ class ChunkWriter {
                 codes);
   }
 
-  void WriteTokens(const TokenReader& plane, uint32_t first, uint32_t end, int shift, const float* means,
-                   SectionCursors<uint8_t>* cursors) {
+  // Keeps the cells' magnitudes. A token that must escape becomes RAW if `change`; if not, false.
+  bool ClassifyRange(const TokenReader& plane, uint32_t first, uint32_t end, int shift, bool change,
+                     EncodeResult* result) {
+    const EscapeLimits limits = EscapeLimitsOf(dims_.dtype);
+    for (uint32_t t = first; t < end; ++t) {
+      const CellsIn cells = plane.Token(t);
+      const EscapeClass escape = ClassOf(ops_.magnitude(cells, Magnitudes(shift, t)), limits);
+      if (escape == kEscapeNone) continue;
+      if (escape == kEscapeNonFinite) result->nonfinite_values += CountNonFinite(cells);
+      if (!Escapes(static_cast<Tier>(tier_map_[t] >> shift & 15), escape)) continue;
+      if (!change) return false;
+      tier_map_[t] = static_cast<uint8_t>(tier_map_[t] & (shift == 0 ? 0xF0 : 0x0F));  // RAW is 0
+      ++result->escaped;
+    }
+    return true;
+  }
+
+  bool WriteTokens(const TokenReader& plane, uint32_t first, uint32_t end, int shift, const float* means,
+                   bool classified, SectionCursors<uint8_t>* cursors, EncodeResult* result) {
+    constexpr uint64_t kInCacheBytes = 16 << 10;  // half of a first-level cache
+    const uint64_t token_bytes = uint64_t{dims_.heads} * dims_.head_dim * SizeOf(dims_.dtype);
+    const uint32_t step = static_cast<uint32_t>(std::max<uint64_t>(1, kInCacheBytes / token_bytes));
+    for (uint32_t at = first; at < end; at += step) {
+      const uint32_t stop = std::min(at + step, end);
+      if (!classified && !ClassifyRange(plane, at, stop, shift, false, result)) return false;
+      WriteRange(plane, at, stop, shift, means, cursors);
+    }
+    return true;
+  }
+
+  void WriteRange(const TokenReader& plane, uint32_t first, uint32_t end, int shift, const float* means,
+                  SectionCursors<uint8_t>* cursors) {
     for (uint32_t t = first; t < end;) {
       const Tier tier = static_cast<Tier>(tier_map_[t] >> shift & 15);
       uint8_t* codes = cursors->TakeCodes(tier, dims_.heads, CellBytes(tier, dims_.head_dim, dims_.dtype));
@@ -265,19 +292,26 @@ EncodeResult TableBackend::Encode(const ChunkDims& dims, const ChunkIdentity& id
                                   const SourcePlane* v, const uint8_t* tiers, Workspace* workspace, uint8_t* out,
                                   uint64_t capacity) const {
   const EncodeScratch scratch(dims, workspace);
-  std::memset(scratch.tier_map, 0, dims.tokens);
-  EncodeResult result;
   ChunkWriter writer(ops_, dims, scratch, out);
   const TokenReader keys(dims, k, scratch.row);
   const TokenReader values(dims, dims.has_v ? *v : k, scratch.row);
-  writer.Classify(keys, tiers, 0, &result);
-  if (dims.has_v) writer.Classify(values, tiers, 4, &result);
-  if (!writer.Begin(capacity)) return result;
-  SectionCursors<uint8_t> cursors(out, writer.layout());
-  writer.WriteKeys(keys, &cursors);
-  if (dims.has_v) writer.WriteValues(values, &cursors);
-  result.chunk_bytes = writer.Finish(identity);
-  return result;
+  // Escapes are rare where the tiers were planned from a scan, so first none is expected and values are read once from
+  // memory. If there is one, a second attempt looks at all values before it fixes the layout.
+  for (bool classified : {false, true}) {
+    EncodeResult result;
+    writer.Request(tiers);
+    if (classified) {
+      writer.Classify(keys, 0, &result);
+      if (dims.has_v) writer.Classify(values, 4, &result);
+    }
+    if (!writer.Begin(capacity)) continue;
+    SectionCursors<uint8_t> cursors(out, writer.layout());
+    if (!writer.WriteKeys(keys, classified, &cursors, &result)) continue;
+    if (dims.has_v && !writer.WriteValues(values, classified, &cursors, &result)) continue;
+    result.chunk_bytes = writer.Finish(identity);
+    return result;
+  }
+  return EncodeResult{};
 }
 
 void TableBackend::Scan(const ChunkDims& dims, const SourcePlane& plane, TokenScan* out) const {

@@ -258,10 +258,8 @@ inline __m256 ReciprocalOrZero(__m256 x) {
 
 inline void StoreFront(__m128i bytes, uint32_t count, uint8_t* out) {
   alignas(16) uint8_t whole[16];
-  if (count == 16) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), bytes);
-    return;
-  }
+  if (count == 16) return _mm_storeu_si128(reinterpret_cast<__m128i*>(out), bytes);
+  if (count == 8) return _mm_storel_epi64(reinterpret_cast<__m128i*>(out), bytes);
   _mm_store_si128(reinterpret_cast<__m128i*>(whole), bytes);
   for (uint32_t i = 0; i < count; ++i) out[i] = whole[i];
 }
@@ -269,9 +267,9 @@ inline void StoreFront(__m128i bytes, uint32_t count, uint8_t* out) {
 // The values of magnitude words.
 template <DType kType>
 inline void LoadAbsmax(const uint32_t* magnitudes, uint32_t cells, GroupScales* group) {
-  alignas(32) uint32_t words[kGroupCells] = {};
-  for (uint32_t i = 0; i < cells; ++i) words[i] = magnitudes[i];
-  const __m256i bits = _mm256_load_si256(reinterpret_cast<const __m256i*>(words));
+  const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i present = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(cells)), lanes);
+  const __m256i bits = _mm256_maskload_epi32(reinterpret_cast<const int*>(magnitudes), present);
   __m256 values = _mm256_castsi256_ps(bits);
   if constexpr (kType == DType::kBFloat16) values = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
   if constexpr (kType == DType::kFloat16) {
@@ -489,19 +487,25 @@ SPECTRUMKV_SIMD_INLINE void StoreLevels(const Levels& levels, uint32_t head_dim,
   for (uint32_t d = 0; d < head_dim; d += V::kLanes) StoreValues<V, kType>(to + d * WordBytes(kType), levels(d));
 }
 
+// The first `count` bytes, up to 16. Whole loads where they are allowed: vectors put together from bytes just stored
+// wait for memory.
+inline __m128i LoadFront(const uint8_t* in, uint32_t count) {
+  if (count == 16) return _mm_loadu_si128(reinterpret_cast<const __m128i*>(in));
+  if (count == 8) return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(in));
+  alignas(16) uint8_t whole[16] = {};
+  for (uint32_t i = 0; i < count; ++i) whole[i] = in[i];
+  return _mm_load_si128(reinterpret_cast<const __m128i*>(whole));
+}
+
 // The values of up to kGroupCells stored scales.
 inline void LoadScales16(const uint8_t* in, uint32_t cells, float unit, float* scales) {
-  alignas(16) uint16_t half[kGroupCells] = {};
-  for (uint32_t i = 0; i < cells; ++i) __builtin_memcpy(half + i, in + size_t{i} * 2, 2);
-  const __m256 values = _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(half)));
+  const __m256 values = _mm256_cvtph_ps(LoadFront(in, cells * 2));
   _mm256_store_ps(scales, _mm256_mul_ps(values, _mm256_set1_ps(unit)));
 }
 
 inline void LoadScales8(const uint8_t* in, uint32_t cells, float* scales) {
-  alignas(16) uint16_t half[kGroupCells] = {};
-  for (uint32_t i = 0; i < cells; ++i) half[i] = static_cast<uint16_t>(in[i] << 7);
-  const __m256 values = _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(half)));
-  _mm256_store_ps(scales, _mm256_mul_ps(values, _mm256_set1_ps(0.015625f)));
+  const __m128i half = _mm_slli_epi16(_mm_cvtepu8_epi16(LoadFront(in, cells)), 7);
+  _mm256_store_ps(scales, _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(0.015625f)));
 }
 
 template <typename V, DType kType>
