@@ -1,6 +1,9 @@
 // Compiled with AVX2 and F16C; reached only through kAvx2CellOps.
-#include "kernels/cpu/simd_cells.h"
 #include "kernels/cpu/simd_tables.h"
+
+#if defined(__x86_64__)
+
+#include "kernels/cpu/simd_cells.h"
 
 namespace spectrumkv {
 namespace {
@@ -94,3 +97,11 @@ struct Avx2 {
 constexpr CellOps kAvx2CellOps = SimdOps<Avx2>::Table("avx2");
 
 }  // namespace spectrumkv
+
+#else  // never called: the backend is not supported
+
+namespace spectrumkv {
+const CellOps kAvx2CellOps = {"avx2", nullptr, nullptr, nullptr, nullptr, nullptr};
+}  // namespace spectrumkv
+
+#endif

@@ -1,6 +1,9 @@
 // Compiled with AVX-512 F, BW, DQ and VL; reached only through kAvx512CellOps.
-#include "kernels/cpu/simd_cells.h"
 #include "kernels/cpu/simd_tables.h"
+
+#if defined(__x86_64__)
+
+#include "kernels/cpu/simd_cells.h"
 
 namespace spectrumkv {
 namespace {
@@ -95,3 +98,11 @@ struct Avx512 {
 constexpr CellOps kAvx512CellOps = SimdOps<Avx512>::Table("avx512");
 
 }  // namespace spectrumkv
+
+#else  // never called: the backend is not supported
+
+namespace spectrumkv {
+const CellOps kAvx512CellOps = {"avx512", nullptr, nullptr, nullptr, nullptr, nullptr};
+}  // namespace spectrumkv
+
+#endif
