@@ -1,0 +1,439 @@
+"""Bad input from workers: a canonical code, a stable reason, the offending field, a counted error, and no harm."""
+
+import os
+import uuid
+
+import grpc
+import numpy as np
+import pytest
+from bad_schemas import BAD_SCHEMAS, good_schema
+from moves import fill, make_side, move, poison, random_words, serves_the_next, small_group, unique
+from real_daemon import refused
+
+import spectrumkv as skv
+from spectrumkv.errors import error_from_rpc, rpc
+from spectrumkv.v1 import policy_pb2, schema_pb2, worker_service_pb2
+
+RAW = {"allocator": "RAW", "budget": 1.1}
+TOKENS = 10
+
+
+def register(client, schema, **fields):
+    request = worker_service_pb2.RegisterPoolRequest(request_id=str(uuid.uuid4()), schema=schema, **fields)
+    return rpc(client.worker.RegisterPool, request, 20)
+
+
+@pytest.fixture
+def counted(prefill):
+    """Something in the test must move errors_total of the prefill daemon."""
+    before = prefill.errors()
+    yield
+    assert prefill.errors() > before
+
+
+@pytest.fixture
+def next_is_served(source, target, prefill, decode, transfer_id):
+    yield
+    serves_the_next(transfer_id, source, target, prefill, decode)
+
+
+@pytest.fixture
+def sides(source, target, prefill, decode):
+    here = make_side(source, prefill, [small_group()], {0: [3, 1, 2]})
+    there = make_side(target, decode, [small_group()], {0: [5, 0, 7]})
+    fill(here, [random_words(np.random.default_rng(3), (2, 2, TOKENS, 2, 16), "float16")])
+    with here.pool, there.pool:
+        yield here, there
+
+
+@pytest.mark.parametrize("bad", BAD_SCHEMAS, ids=lambda bad: bad.name)
+def test_schema(bad, source, prefill, counted):
+    schema = good_schema()
+    bad.change(schema)
+    with refused(bad.code, bad.reason, **({"field": bad.field} if bad.field else {})):
+        register(source, schema)
+
+
+def test_the_schema_the_bad_ones_come_from_is_good(source, next_is_served):
+    pool = register(source, good_schema()).pool
+    rpc(source.worker.UnregisterPool, worker_service_pb2.UnregisterPoolRequest(pool=pool), 20)
+
+
+def _bad_file(name, folder, size):
+    """A schema over a FILE segment, after making the file that `name` says. (schema, code, reason)"""
+    path = name + "-" + uuid.uuid4().hex[:8]
+    full, bytes_there = folder / path, b"\1" * size
+    code, reason = "INVALID_ARGUMENT", "SEGMENT_OUTSIDE_DIR"
+    if name == "missing":
+        code, reason = "NOT_FOUND", "SEGMENT_NOT_FOUND"
+    elif name == "short":
+        full.write_bytes(bytes_there[:-1])
+        reason = "SEGMENT_TOO_SHORT"
+    elif name == "sparse":
+        with open(full, "wb") as file:
+            file.truncate(size)
+        reason = "SEGMENT_SPARSE"
+    elif name == "symlink":
+        (folder / (path + ".real")).write_bytes(bytes_there)
+        full.symlink_to(path + ".real")
+    elif name == "symlink_out":
+        (folder.parent / path).write_bytes(bytes_there)
+        full.symlink_to(folder.parent / path)
+    elif name == "dotdot":
+        (folder.parent / path).write_bytes(bytes_there)
+        path = f"../{path}"
+    elif name == "absolute":
+        full.write_bytes(bytes_there)
+        path = str(full)
+    elif name == "folder":
+        full.mkdir()
+        reason = "SEGMENT_NOT_REGULAR"
+    elif name == "fifo":
+        os.mkfifo(full)
+        reason = "SEGMENT_NOT_REGULAR"
+    elif name == "nul":
+        full.write_bytes(bytes_there)
+        path += "\0x"
+    elif name == "empty":
+        path, reason = "", "INVALID_SCHEMA"
+    schema = good_schema()
+    schema.segments[0].file.path, schema.segments[0].file.size_bytes = path, size
+    return schema, code, reason
+
+
+FILES = ["missing", "short", "sparse", "symlink", "symlink_out", "dotdot", "absolute", "folder", "fifo", "nul", "empty"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_region_file(name, source, prefill, counted, next_is_served):
+    schema, code, reason = _bad_file(name, prefill.shared_dir, 1 << 14)
+    with refused(code, reason):
+        register(source, schema)
+
+
+@pytest.mark.parametrize("name, code, reason", [
+    ("/" + "skv-never-made", "NOT_FOUND", "SEGMENT_NOT_FOUND"),
+    ("no-slash", "INVALID_ARGUMENT", "SEGMENT_OUTSIDE_DIR"),
+    ("/a/b", "INVALID_ARGUMENT", "SEGMENT_OUTSIDE_DIR"),
+    ("/..", "INVALID_ARGUMENT", "SEGMENT_OUTSIDE_DIR"),
+])  # fmt: skip
+def test_shared_memory_name(name, code, reason, source, counted, next_is_served):
+    schema = good_schema()
+    schema.segments[0].posix_shm.name, schema.segments[0].posix_shm.size_bytes = name, 1 << 14
+    with refused(code, reason):
+        register(source, schema)
+
+
+def test_segment_that_shrinks_fails_its_pool_alone(sides, source, target, prefill, decode, transfer_id, next_is_served):
+    here, there = sides
+    os.truncate("/dev/shm" + here.pool.segment.name, 0)
+    target.expect(transfer_id, pool=there.pool, token_count=TOKENS, blocks=there.blocks)
+    with pytest.raises(skv.SpectrumKVError) as failed:
+        source.send(transfer_id, peer=decode.peer, pool=here.pool, token_count=TOKENS, blocks=here.blocks,
+                    policy=skv.policy(**RAW))  # fmt: skip
+        source.wait(transfer_id, timeout_s=20)
+    # Found by the scan or told by the pool, whichever comes first.
+    assert failed.value.code == "FAILED_PRECONDITION"
+    assert failed.value.reason in ("SEGMENT_FAILED", "SOURCE_GONE") and "truncated" in failed.value.message
+    with pytest.raises(skv.TransferFailed):
+        target.wait(transfer_id, timeout_s=20)
+
+
+@pytest.mark.parametrize("ttl", [1, 2**63])
+def test_lease_out_of_range(ttl, source, counted):
+    with refused("INVALID_ARGUMENT", "OUT_OF_RANGE", field="lease_ttl_ms"):
+        register(source, good_schema(), lease_ttl_ms=ttl)
+
+
+def test_request_id_reused_for_another_schema(source, counted):
+    request = worker_service_pb2.RegisterPoolRequest(request_id=unique("again"), schema=good_schema())
+    first = source.worker.RegisterPool(request)
+    assert source.worker.RegisterPool(request).pool == first.pool
+    request.schema.model = "another"
+    with refused("ALREADY_EXISTS", "REQUEST_ID_REUSED"):
+        source.worker.RegisterPool(request)
+    source.worker.UnregisterPool(worker_service_pb2.UnregisterPoolRequest(pool=first.pool))
+
+
+# field of SendRequest -> what must be said about it
+def _blocks(*runs, group=0):
+    blocks = schema_pb2.GroupBlocks(group=group)
+    for first, count in runs:
+        blocks.runs.add(first=first, count=count)
+    return [blocks]
+
+
+BAD_SENDS = {
+    "unknown pool": (dict(pool_id="0" * 32), "NOT_FOUND", "UNKNOWN_POOL"),
+    "strange pool id": (dict(pool_id="../x"), "INVALID_ARGUMENT", "INVALID_POOL_REF"),
+    "stale epoch": (dict(epoch=12345), "FAILED_PRECONDITION", "STALE_EPOCH"),
+    "unknown block": (dict(blocks=_blocks((11, 3))), "NOT_FOUND", "UNKNOWN_BLOCK"),
+    "block 2^64-1": (dict(blocks=_blocks((2**64 - 1, 1))), "INVALID_ARGUMENT", "INVALID_BLOCKS"),
+    "run of 2^64-1": (dict(blocks=_blocks((0, 2**64 - 1))), "NOT_FOUND", "UNKNOWN_BLOCK"),
+    "run of nothing": (dict(blocks=_blocks((0, 0))), "INVALID_ARGUMENT", "INVALID_BLOCKS"),
+    "too few blocks": (dict(blocks=_blocks((0, 2))), "INVALID_ARGUMENT", "INVALID_BLOCKS"),
+    "no blocks": (dict(blocks=[]), "INVALID_ARGUMENT", "INVALID_BLOCKS"),
+    "unknown group": (dict(blocks=_blocks((0, 3), group=1)), "INVALID_ARGUMENT", "INVALID_BLOCKS"),
+    "no tokens": (dict(token_count=0), "INVALID_ARGUMENT", "OUT_OF_RANGE"),
+    "2^32-1 tokens": (dict(token_count=2**32 - 1), "INVALID_ARGUMENT", "OUT_OF_RANGE"),
+    "empty id": (dict(transfer_id=""), "INVALID_ARGUMENT", "INVALID_TRANSFER_ID"),
+    "long id": (dict(transfer_id="x" * 129), "INVALID_ARGUMENT", "INVALID_TRANSFER_ID"),
+    "newline in id": (dict(transfer_id="a\nb"), "INVALID_ARGUMENT", "INVALID_TRANSFER_ID"),
+    "short token": (dict(transfer_token=b"123"), "INVALID_ARGUMENT", "INVALID_TOKEN"),
+    "no peer": (dict(peer=""), "INVALID_ARGUMENT", "INVALID_PEER"),
+    "peer without port": (dict(peer="localhost"), "INVALID_ARGUMENT", "INVALID_PEER"),
+    "peer of another scheme": (dict(peer="unix:/tmp/x:1"), "INVALID_ARGUMENT", "INVALID_PEER"),
+    "deadline of a year": (dict(deadline_ms=365 * 86400000), "INVALID_ARGUMENT", "OUT_OF_RANGE"),
+    "two parts": (dict(part=policy_pb2.Part(index=0, count=2)), "UNIMPLEMENTED", "PARTS_UNSUPPORTED"),
+}
+NAN = float("nan")
+BAD_POLICIES = {
+    "budget NaN": (dict(budget=NAN), "INVALID_ARGUMENT", "INVALID_BUDGET"),
+    "budget infinite": (dict(budget=float("inf")), "INVALID_ARGUMENT", "INVALID_BUDGET"),
+    "budget negative": (dict(budget=-0.5), "INVALID_ARGUMENT", "INVALID_BUDGET"),
+    "budget 0": (dict(budget=0.0), "INVALID_ARGUMENT", "INVALID_BUDGET"),
+    "budget 1.2": (dict(budget=1.2), "INVALID_ARGUMENT", "INVALID_BUDGET"),
+    "budget too small": (dict(budget=0.01), "INVALID_ARGUMENT", "BUDGET_TOO_SMALL"),
+    "budget too small for RAW": (dict(budget=0.5, allocator="RAW"), "INVALID_ARGUMENT", "BUDGET_TOO_SMALL"),
+    "too few scores": (dict(scores=[1.0] * 9), "INVALID_ARGUMENT", "INVALID_SCORES"),
+    "too many scores": (dict(scores=[1.0] * 11), "INVALID_ARGUMENT", "INVALID_SCORES"),
+    "scores of too few layers": (dict(scores=np.ones((1, 10))), "INVALID_ARGUMENT", "INVALID_SCORES"),
+    "a NaN score": (dict(scores=[1.0] * 9 + [NAN]), "INVALID_ARGUMENT", "INVALID_SCORES"),
+    "an infinite score": (dict(scores=[1.0] * 9 + [float("inf")]), "INVALID_ARGUMENT", "INVALID_SCORES"),
+    "a negative score": (dict(scores=[1.0] * 9 + [-1.0]), "INVALID_ARGUMENT", "INVALID_SCORES"),
+    "SCORES without scores": (dict(importance="SCORES"), "INVALID_ARGUMENT", "INVALID_SCORES"),
+    "lambda NaN": (dict(decay_lambda=NAN), "INVALID_ARGUMENT", "INVALID_DECAY"),
+    "lambda negative": (dict(decay_lambda=-1.0), "INVALID_ARGUMENT", "INVALID_DECAY"),
+    "a tier twice": (dict(tiers=["RAW", "Q4", "Q4"]), "INVALID_ARGUMENT", "INVALID_TIERS"),
+    "UNIFORM of DROP": (dict(allocator="UNIFORM", uniform_tier="DROP"), "INVALID_ARGUMENT", "INVALID_TIERS"),
+    "PDTRIM without DROP": (dict(allocator="PDTRIM", budget=0.3), "INVALID_ARGUMENT", "DROP_NOT_ALLOWED"),
+}
+
+
+@pytest.mark.parametrize("call", ["Send", "Publish", "Plan", "Expect", "Fetch"])
+@pytest.mark.parametrize("name", BAD_SENDS)
+def test_request(name, call, sides, source, decode, counted, transfer_id):
+    change, code, reason = BAD_SENDS[name]
+    request = getattr(worker_service_pb2, call + "Request")()
+    known = {field.name for field in request.DESCRIPTOR.fields}
+    if not set(change) - {"pool_id", "epoch"} <= known:
+        with refused(code, reason):  # this call has no such field: it must still be refused where it has one
+            rpc(source.worker.Send, _send_request(change, sides[0], decode, transfer_id), 20)
+        return
+    full = _send_request(change, sides[0], decode, transfer_id)
+    for field, value in full.ListFields():
+        if field.name in known:
+            getattr(request, field.name).MergeFrom(value) if hasattr(value, "MergeFrom") else setattr(
+                request, field.name, value
+            )
+    with refused(code, reason):
+        rpc(getattr(source.worker, call), request, 20)
+
+
+def _send_request(change, side, decode, transfer_id):
+    change = dict(change)
+    request = worker_service_pb2.SendRequest(
+        transfer_id=transfer_id, peer=decode.peer, pool=side.pool.ref, token_count=TOKENS,
+        blocks=[skv.block_runs(side.blocks[0])], policy=skv.policy(**RAW),
+    )  # fmt: skip
+    for name in ("pool_id", "epoch"):
+        if name in change:
+            setattr(request.pool, name, change.pop(name))
+    for name, value in change.items():
+        request.ClearField(name)
+        if name == "blocks":
+            request.blocks.extend(value)
+        elif name == "part":
+            request.part.CopyFrom(value)
+        else:
+            setattr(request, name, value)
+    return request
+
+
+@pytest.mark.parametrize("call", ["Send", "Plan"])
+@pytest.mark.parametrize("name", BAD_POLICIES)
+def test_policy(name, call, sides, source, decode, counted, transfer_id):
+    change, code, reason = BAD_POLICIES[name]
+    here, _ = sides
+    policy = skv.policy(**{"allocator": "GREEDY", "budget": 0.9, **change})
+    try:
+        with refused(code, reason):
+            if call == "Plan":
+                source.plan(here.pool, TOKENS, here.blocks, policy)
+            else:
+                source.send(transfer_id, peer=decode.peer, pool=here.pool, token_count=TOKENS, blocks=here.blocks,
+                            policy=policy)  # fmt: skip
+    except AssertionError:
+        if call == "Send":  # leave nothing behind that the next test would trip over
+            source.cancel(transfer_id)
+        raise
+
+
+def test_unknown_tier_and_allocator(sides, source, counted):
+    for change, reason in ((dict(tiers=[99]), "UNKNOWN_TIER"), (dict(allocator=77), "UNKNOWN_ALLOCATOR")):
+        policy = policy_pb2.Policy(budget=0.9, **change)
+        with refused("UNIMPLEMENTED", reason):
+            source.plan(sides[0].pool, TOKENS, sides[0].blocks, policy)
+
+
+def test_the_least_budget_is_the_least(sides, source, target, prefill, decode, transfer_id):
+    """What the refusal names is accepted, and the next smaller number is not."""
+    here, there = sides
+    options = dict(allocator="GREEDY", importance="POSITION", sinks=0)
+    with pytest.raises(skv.SpectrumKVError) as caught:
+        source.plan(here.pool, TOKENS, here.blocks, skv.policy(budget=0.01, **options))
+    least = float(caught.value.metadata["least_budget"])
+    assert 0.01 < least < 1
+    plan = source.plan(here.pool, TOKENS, here.blocks, skv.policy(budget=least, **options))
+    assert plan.wire_bytes <= least * plan.kv_bytes
+    with refused("INVALID_ARGUMENT", "BUDGET_TOO_SMALL"):
+        source.plan(here.pool, TOKENS, here.blocks, skv.policy(budget=least * 0.9999, **options))
+    sent, _ = move(transfer_id, source, target, prefill, decode, here, there, TOKENS,
+                   policy=skv.policy(budget=least, **options))  # fmt: skip
+    assert sent.wire_bytes == plan.wire_bytes
+
+
+CALLS_ON_NOBODY = {
+    "GetTransfer": {}, "CancelTransfer": {}, "ReleaseTransfer": {},
+    "ReportFirstToken": {"time_to_first_token_seconds": 1.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", [*CALLS_ON_NOBODY, "Advance", "WatchTransfer"])
+def test_unknown_transfer(call, source, counted):
+    request = getattr(worker_service_pb2, call + "Request")(**CALLS_ON_NOBODY.get(call, {}))
+    if call == "Advance":
+        request.transfer_id = "nobody"
+    else:
+        request.transfer.transfer_id = "nobody"
+    with refused("NOT_FOUND", "UNKNOWN_TRANSFER"):
+        answer = getattr(source.worker, call)(request, timeout=20)
+        list(answer) if call == "WatchTransfer" else None
+
+
+SHAPES = {
+    "model": (dict(model="other"), {}, "model"),
+    "revision": (dict(revision="other"), {}, "revision"),
+    "heads": ({}, dict(heads=4), "groups[0].heads_total"),
+    "tensor parallel rank": ({}, dict(heads_total=4, head_first=2), "groups[0].heads_total"),
+    "head_dim": ({}, dict(head_dim=24), "groups[0].head_dim"),
+    "layers": ({}, dict(layers=[0, 2]), "groups[0].layers"),
+    "number of layers": ({}, dict(layers=[0, 1, 2]), "groups[0].layers"),
+    "kind": ({}, dict(sliding_window_tokens=4), "groups[0].kind"),
+}
+
+
+@pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_schemas_that_do_not_fit(name, pull, source, target, prefill, decode, transfer_id, next_is_served):
+    options, changes, field = SHAPES[name]
+    here = make_side(source, prefill, [small_group()], {0: [3, 1, 2]}, revision="r")
+    there = make_side(target, decode, [small_group(**changes)], {0: [5, 0, 7]}, **{"revision": "r", **options})
+    before = prefill.errors() + decode.errors()
+    with here.pool, there.pool:
+        poison(there)
+        with pytest.raises(skv.TransferFailed) as failed:
+            move(transfer_id, source, target, prefill, decode, here, there, TOKENS, policy=skv.policy(**RAW), pull=pull)
+        assert (failed.value.code, failed.value.reason) == ("FAILED_PRECONDITION", "SCHEMA_MISMATCH")
+        assert field in failed.value.report.message
+        with refused("FAILED_PRECONDITION", "SCHEMA_MISMATCH"):  # the other half says so, too
+            source.wait(transfer_id, timeout_s=20)
+        assert (there.pool.segment.memory == 0xA5).all()
+    assert prefill.errors() + decode.errors() > before
+
+
+def test_token_counts_that_differ(sides, source, target, decode, transfer_id, next_is_served):
+    here, there = sides
+    target.expect(transfer_id, pool=there.pool, token_count=TOKENS - 1, blocks=there.blocks)
+    source.send(transfer_id, peer=decode.peer, pool=here.pool, token_count=TOKENS, blocks=here.blocks,
+                policy=skv.policy(**RAW))  # fmt: skip
+    for client in (target, source):
+        with refused("FAILED_PRECONDITION", "SCHEMA_MISMATCH"):
+            client.wait(transfer_id, timeout_s=20)
+    assert "token_count" in source.get_transfer(transfer_id).message
+
+
+def test_conversion_that_would_round(source, target, prefill, decode, transfer_id, next_is_served):
+    here = make_side(source, prefill, [small_group()], {0: [3, 1, 2]})
+    there = make_side(target, decode, [small_group(dtype="bfloat16")], {0: [5, 0, 7]})
+    with here.pool, there.pool, refused("FAILED_PRECONDITION", "SCHEMA_MISMATCH"):
+        move(transfer_id, source, target, prefill, decode, here, there, TOKENS, policy=skv.policy(**RAW),
+             exact_conversion=True)  # fmt: skip
+
+
+def test_transfer_id_used_before(sides, source, target, prefill, decode, transfer_id, counted, next_is_served):
+    here, there = sides
+    policy = skv.policy(**RAW)
+    move(transfer_id, source, target, prefill, decode, here, there, TOKENS, policy=policy)
+    with refused("ALREADY_EXISTS", "TRANSFER_EXISTS"):
+        source.send(transfer_id, peer=decode.peer, pool=here.pool, token_count=TOKENS, blocks=here.blocks, policy=policy)
+    with refused("ALREADY_EXISTS", "TRANSFER_EXISTS"):
+        target.expect(transfer_id, pool=there.pool, token_count=TOKENS, blocks=there.blocks)
+    with refused("ALREADY_EXISTS", "TRANSFER_EXISTS"):
+        source.publish(transfer_id, pool=here.pool, token_count=TOKENS, blocks=here.blocks, policy=policy)
+
+
+def test_transfer_id_in_use(sides, target, decode, transfer_id, next_is_served):
+    _, there = sides
+    before = decode.errors()
+    target.expect(transfer_id, pool=there.pool, token_count=TOKENS, blocks=there.blocks)
+    target.expect(transfer_id, pool=there.pool, token_count=TOKENS, blocks=there.blocks)  # a repeat is no error
+    with refused("ALREADY_EXISTS", "TRANSFER_EXISTS"):
+        target.expect(transfer_id, pool=there.pool, token_count=TOKENS - 1, blocks=there.blocks)
+    with refused("FAILED_PRECONDITION", "BLOCKS_IN_USE"):
+        target.expect(transfer_id + "b", pool=there.pool, token_count=TOKENS, blocks=there.blocks)
+    with refused("INVALID_ARGUMENT", "INVALID_BLOCKS"):
+        target.expect(transfer_id + "c", pool=there.pool, token_count=TOKENS, blocks={0: [1, 1, 2]})
+    target.cancel(transfer_id)
+    assert decode.errors() > before
+
+
+@pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
+def test_peer_that_is_not_there(pull, sides, source, target, prefill, decode, transfer_id, next_is_served):
+    side, client, daemon = (sides[1], target, decode) if pull else (sides[0], source, prefill)
+    before = daemon.errors()
+    common = dict(peer="127.0.0.1:1", pool=side.pool, token_count=TOKENS, blocks=side.blocks, deadline_ms=20000)
+    if pull:
+        client.fetch(transfer_id, **common)
+    else:
+        client.send(transfer_id, policy=skv.policy(**RAW), **common)
+    with refused("UNAVAILABLE", "PEER_UNREACHABLE"):
+        client.wait(transfer_id, timeout_s=30)
+    assert daemon.errors() > before
+
+
+def test_peer_that_is_no_daemon(sides, source, prefill, transfer_id, counted, next_is_served):
+    here, _ = sides
+    source.send(transfer_id, peer=prefill.metrics_address, pool=here.pool, token_count=TOKENS, blocks=here.blocks,
+                deadline_ms=15000, policy=skv.policy(**RAW))  # fmt: skip
+    with pytest.raises(skv.TransferFailed) as failed:
+        source.wait(transfer_id, timeout_s=30)
+    assert failed.value.code in ("UNAVAILABLE", "UNIMPLEMENTED", "UNKNOWN") and failed.value.reason
+
+
+def test_message_above_the_limit(sides, source, next_is_served):
+    here, _ = sides
+    block = worker_service_pb2.BlockData(plane=worker_service_pb2.PLANE_K, data=bytes(80 << 20))
+    request = worker_service_pb2.PutBlocksRequest(pool=here.pool.ref, blocks=[block])
+    with pytest.raises(grpc.RpcError) as caught:
+        source.worker.PutBlocks(iter([request]), timeout=30)
+    assert error_from_rpc(caught.value).code == "RESOURCE_EXHAUSTED"
+
+
+BAD_PUTS = {
+    "short data": (dict(data=b"x"), "INVALID_ARGUMENT", "INVALID_BLOCKS"),
+    "unknown layer": (dict(layer=9), "INVALID_ARGUMENT", "INVALID_BLOCKS"),
+    "unknown group": (dict(group=9), "INVALID_ARGUMENT", "INVALID_BLOCKS"),
+    "no plane": (dict(plane=0), "INVALID_ARGUMENT", "INVALID_BLOCKS"),
+    "unknown block": (dict(block=99), "NOT_FOUND", "UNKNOWN_BLOCK"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PUTS)
+def test_put_blocks(name, sides, source, counted):
+    change, code, reason = BAD_PUTS[name]
+    block = dict(plane=worker_service_pb2.PLANE_K, block=6, data=bytes(4 * 2 * 16 * 2))
+    request = worker_service_pb2.PutBlocksRequest(pool=sides[0].pool.ref)
+    request.blocks.add(**{**block, **change})
+    with refused(code, reason):
+        source.worker.PutBlocks(iter([request]), timeout=20)
