@@ -22,6 +22,12 @@ absl::Status Unknown(const std::string& transfer_id) {
                    absl::StrCat("no transfer ", transfer_id, " in this daemon"), {{"transfer_id", transfer_id}});
 }
 
+absl::Status Exists(const std::string& transfer_id) {
+  return MakeError(absl::StatusCode::kAlreadyExists, "TRANSFER_EXISTS",
+                   absl::StrCat("transfer ", transfer_id, " exists with another request, or has ended"),
+                   {{"transfer_id", transfer_id}});
+}
+
 bool IsTransferId(const std::string& id) {
   return !id.empty() && id.size() <= 128 && std::all_of(id.begin(), id.end(), [](unsigned char c) {
     return std::isalnum(c) || c == '.' || c == '_' || c == ':' || c == '-';
@@ -67,11 +73,7 @@ absl::Status TransferManagerImpl::CheckNew(const Key& key, const std::string& fi
   if (draining_) {
     return MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the daemon is draining and takes no new transfers");
   }
-  if (entries_.count(key) > 0) {
-    return MakeError(absl::StatusCode::kAlreadyExists, "TRANSFER_EXISTS",
-                     absl::StrCat("transfer ", key.second, " exists with another request, or has ended"),
-                     {{"transfer_id", key.second}});
-  }
+  if (entries_.count(key) > 0) return Exists(key.second);
   if (active_ >= options_.max_active) {
     return MakeError(absl::StatusCode::kResourceExhausted, "TRANSFERS_FULL",
                      absl::StrCat("already ", active_, " transfers are active, the limit is ", options_.max_active),
@@ -125,9 +127,11 @@ absl::Status TransferManagerImpl::Insert(const std::shared_ptr<Transfer>& transf
 std::optional<absl::Status> TransferManagerImpl::FindRepeat(const std::string& transfer_id, Role role,
                                                             const std::string& fingerprint) {
   std::lock_guard<std::mutex> lock(mutex_);
+  Forget();
   const auto it = entries_.find({role, transfer_id});
-  if (it == entries_.end() || it->second.fingerprint != fingerprint) return std::nullopt;
-  if (it->second.transfer == nullptr) return std::nullopt;  // ended: CheckNew answers ALREADY_EXISTS
+  if (it == entries_.end()) return std::nullopt;
+  // Ended: a repeat would promise a transfer that will not come.
+  if (it->second.fingerprint != fingerprint || it->second.transfer == nullptr) return Exists(transfer_id);
   return absl::OkStatus();
 }
 

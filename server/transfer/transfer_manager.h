@@ -91,8 +91,9 @@ class TransferManager : public PeerAcceptor {
   // other request, also a remembered one); RESOURCE_EXHAUSTED TRANSFERS_FULL + retry delay; UNAVAILABLE DRAINING.
   virtual absl::Status StartSender(SenderSpec spec) = 0;
   virtual absl::Status StartReceiver(ReceiverSpec spec) = 0;
-  // True, and its status, if a transfer of this id and role exists with this fingerprint: the call is a repeat. Ask
-  // before taking a BlockHold.
+  // What to answer a call whose transfer_id is known in this role: OK to a repeat of the request that runs, else
+  // ALREADY_EXISTS TRANSFER_EXISTS. Nothing: the id is free. Ask before taking a BlockHold, whose blocks the known
+  // transfer may have.
   virtual std::optional<absl::Status> FindRepeat(const std::string& transfer_id, Role role,
                                                  const std::string& fingerprint) = 0;
 
