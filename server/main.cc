@@ -52,12 +52,8 @@ int main(int argc, char** argv) {
       std::printf("%s  --ready-file PATH        write addresses, epoch and pid as JSON when ready\n",
                   spectrumkv::Usage().c_str());
       return 0;
-    case Action::kVersion:
-      std::printf("spectrumkvd %s\n", spectrumkv::VersionText());
-      return 0;
-    case Action::kPrintDefaults:
-      std::printf("%s", spectrumkv::PrintConfig(spectrumkv::Config()).c_str());
-      return 0;
+    case Action::kVersion: std::printf("spectrumkvd %s\n", spectrumkv::VersionText()); return 0;
+    case Action::kPrintDefaults: std::printf("%s", spectrumkv::PrintConfig(spectrumkv::Config()).c_str()); return 0;
     default: break;
   }
   const auto config = spectrumkv::LoadConfig(line->sources);

@@ -31,9 +31,12 @@ absl::Status Failed(const std::string& path, const char* what) {
 absl::Status WriteReadyFile(const std::string& path, const DaemonAddresses& addresses, uint64_t epoch) {
   std::string json = "{";
   const std::initializer_list<std::pair<const char*, std::string>> members = {
-      {"worker_socket", addresses.worker_socket}, {"admin_socket", addresses.admin_socket},
-      {"worker_tcp", addresses.worker_tcp},       {"peer", addresses.peer},
-      {"health", addresses.health},               {"metrics", addresses.metrics},
+      {"worker_socket", addresses.worker_socket},
+      {"admin_socket", addresses.admin_socket},
+      {"worker_tcp", addresses.worker_tcp},
+      {"peer", addresses.peer},
+      {"health", addresses.health},
+      {"metrics", addresses.metrics},
       {"epoch", std::to_string(epoch)}};
   for (const auto& [name, value] : members) json += "\"" + std::string(name) + "\": " + JsonText(value) + ", ";
   json += "\"pid\": " + std::to_string(getpid()) + "}\n";

@@ -92,9 +92,8 @@ class Daemon::Impl {
   absl::Status StartEngine();
   absl::Status StartServers();
   absl::Status StartHealth();
-  absl::Status StartLocal(const std::string& name, const std::string& path, unsigned mode,
-                          const LocalServer::Options& options, std::unique_ptr<SocketGuard>* guard,
-                          std::unique_ptr<LocalServer>* server);
+  absl::Status StartLocal(const std::string& name, const LocalServer::Options& options,
+                          std::unique_ptr<SocketGuard>* guard, std::unique_ptr<LocalServer>* server);
   DaemonStatus Status() const;
 
   const Config config_;
@@ -184,8 +183,8 @@ absl::Status Daemon::Impl::StartEngine() {
                                                health_->SetServing(kReadiness, false);
                                                pools_->StartDraining();
                                              });
-  gauges_ = std::make_unique<GaugeRefresher>(GaugeRefresher::Sources{clock_.get(), metrics_.get(), pools_.get(),
-                                                                     send_slots_.get(), receive_slots_.get()});
+  gauges_ = std::make_unique<GaugeRefresher>(
+      GaugeRefresher::Sources{clock_.get(), metrics_.get(), pools_.get(), send_slots_.get(), receive_slots_.get()});
   return absl::OkStatus();
 }
 
@@ -202,25 +201,26 @@ absl::Status Daemon::Impl::StartHealth() {
   return absl::OkStatus();
 }
 
-absl::Status Daemon::Impl::StartLocal(const std::string& name, const std::string& path, unsigned mode,
-                                      const LocalServer::Options& options, std::unique_ptr<SocketGuard>* guard,
-                                      std::unique_ptr<LocalServer>* server) {
-  auto taken = SocketGuard::Take(path);
+absl::Status Daemon::Impl::StartLocal(const std::string& name, const LocalServer::Options& options,
+                                      std::unique_ptr<SocketGuard>* guard, std::unique_ptr<LocalServer>* server) {
+  auto taken = SocketGuard::Take(options.socket);
   if (!taken.ok()) return taken.status();
   *guard = *std::move(taken);
   auto started = LocalServer::Start(options);
   if (!started.ok()) return started.status();
   *server = *std::move(started);
-  const absl::Status status = (*guard)->SetMode(mode);
-  if (status.ok()) SPECTRUMKV_LOG(kInfo, "lifecycle", "listening", {"server", name}, {"address", "unix:" + path});
+  const absl::Status status = (*guard)->SetMode(options.socket_mode);
+  if (status.ok()) {
+    SPECTRUMKV_LOG(kInfo, "lifecycle", "listening", {"server", name}, {"address", "unix:" + options.socket});
+  }
   return status;
 }
 
 absl::Status Daemon::Impl::StartServers() {
   auto defaults = DefaultsOf(config_);
   if (!defaults.ok()) return defaults.status();
-  context_ = {epoch_,          *std::move(defaults), pools_.get(), transfers_.get(),
-              metrics_.get(), backend_,             calls_.get(), compute_.get()};
+  context_ = {epoch_,   *std::move(defaults), pools_.get(),  transfers_.get(), metrics_.get(),
+              backend_, calls_.get(),         compute_.get()};
   hooks_.status = [this] { return Status(); };
   hooks_.drain = [this](int64_t timeout_ms, std::function<void(DrainOutcome)> done) {
     Drain(timeout_ms, std::move(done));
@@ -232,12 +232,19 @@ absl::Status Daemon::Impl::StartServers() {
   worker_service_ = NewWorkerService(&context_);
   admin_service_ = NewAdminService(&context_, &hooks_);
 
-  LocalServer::Options worker{config_.worker.socket, config_.worker.tcp_address, worker_service_.get(), true, true};
-  absl::Status status = StartLocal("worker", config_.worker.socket, static_cast<unsigned>(config_.worker.socket_mode),
-                                   worker, &worker_guard_, &worker_);
+  LocalServer::Options worker;
+  worker.socket = config_.worker.socket;
+  worker.socket_mode = static_cast<unsigned>(config_.worker.socket_mode);
+  worker.tcp_address = config_.worker.tcp_address;
+  worker.service = worker_service_.get();
+  worker.health = worker.reflection = true;
+  absl::Status status = StartLocal("worker", worker, &worker_guard_, &worker_);
   if (!status.ok()) return status;
-  LocalServer::Options admin{config_.admin.socket, "", admin_service_.get(), false, true};
-  status = StartLocal("admin", config_.admin.socket, 0600, admin, &admin_guard_, &admin_);
+  LocalServer::Options admin;
+  admin.socket = config_.admin.socket;
+  admin.service = admin_service_.get();
+  admin.reflection = true;
+  status = StartLocal("admin", admin, &admin_guard_, &admin_);
   if (!status.ok()) return status;
 
   PeerServerOptions peer;

@@ -26,13 +26,15 @@ void DrainController::Drain(int64_t timeout_ms, std::function<void(DrainOutcome)
     state_.draining = true;
     drained = state_.drained;
     if (!drained) {
-      waiter->timer = clock_->CallAt(clock_->NowNs() + waiter->timeout_ms * 1'000'000, [this, waiter] { OnTimeout(waiter); });
+      waiter->timer =
+          clock_->CallAt(clock_->NowNs() + waiter->timeout_ms * 1'000'000, [this, waiter] { OnTimeout(waiter); });
       state_.waiters.push_back(waiter);
     }
   }
   if (drained) return waiter->done(Outcome(*waiter, true));
   if (!first) return;
-  SPECTRUMKV_LOG(kInfo, "lifecycle", "draining", {"transfers", transfers_->active()}, {"timeout_ms", waiter->timeout_ms});
+  SPECTRUMKV_LOG(kInfo, "lifecycle", "draining", {"transfers", transfers_->active()},
+                 {"timeout_ms", waiter->timeout_ms});
   on_start_();
   transfers_->StartDraining([this] { OnDrained(); });
 }

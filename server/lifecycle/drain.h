@@ -18,8 +18,7 @@ class DrainController {
  public:
   // Borrowed. `on_start` runs once, in the first Drain, before transfers are stopped. REQUIRES at destruction: every
   // `done` has come (TransferManager::Shutdown sees to that) and the clock runs no callback of it any more.
-  DrainController(Clock* clock, TransferManager* transfers, int64_t default_timeout_ms,
-                  std::function<void()> on_start);
+  DrainController(Clock* clock, TransferManager* transfers, int64_t default_timeout_ms, std::function<void()> on_start);
 
   // `done` once: OK when no transfer is left, DEADLINE_EXCEEDED DRAIN_TIMEOUT after timeout_ms (0: the default). Called
   // from any thread, also inside this call.

@@ -4,10 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "server/base/status.h"
-#include "server/lifecycle/addresses.h"
-#include "server/lifecycle/socket_guard.h"
-#include "server/service/convert.h"
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -15,6 +11,10 @@
 #include <grpcpp/impl/server_builder_plugin.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
+#include "server/base/status.h"
+#include "server/lifecycle/addresses.h"
+#include "server/lifecycle/socket_guard.h"
+#include "server/service/convert.h"
 
 namespace spectrumkv {
 namespace {
@@ -64,7 +64,7 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(const Options& o
   {
     // The health service is a switch of the process that each server reads as it is built.
     grpc::EnableDefaultHealthCheckService(options.health);
-    const PrivateUmask umask;
+    const PrivateUmask mask(options.socket_mode);
     local->server_ = builder.BuildAndStart();
     grpc::EnableDefaultHealthCheckService(false);
   }

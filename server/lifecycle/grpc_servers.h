@@ -1,14 +1,14 @@
-// The local gRPC servers of a daemon. A C++ gRPC server shows all its services on all its ports, so each is an object of
-// its own: Worker (service, health, reflection), Admin (service, reflection), Health (health alone). The Peer server is
-// server/stream/peer_server.h.
+// The local gRPC servers of a daemon. A C++ gRPC server shows all its services on all its ports, so each is an object
+// of its own: Worker (service, health, reflection), Admin (service, reflection), Health (health alone). The Peer server
+// is server/stream/peer_server.h.
 #pragma once
 
 #include <memory>
 #include <string>
 
-#include "absl/status/statusor.h"
 #include <grpcpp/impl/service_type.h>
 #include <grpcpp/server.h>
+#include "absl/status/statusor.h"
 
 namespace grpc {
 class CallbackGenericService;
@@ -20,14 +20,15 @@ namespace spectrumkv {
 class LocalServer {
  public:
   struct Options {
-    std::string socket;       // path, or ""
-    std::string tcp_address;  // host:port, or ""; port 0 takes a free one
+    std::string socket;  // path, or ""
+    unsigned socket_mode = 0600;
+    std::string tcp_address;           // host:port, or ""; port 0 takes a free one
     grpc::Service* service = nullptr;  // borrowed; null: none
     bool health = false;
     bool reflection = false;
   };
   // Serves when it returns. UNAVAILABLE LISTEN_FAILED where an address is taken or not permitted. While a socket is
-  // bound the process's umask is 0117. Servers must be started one after the other.
+  // bound the process's umask is that of socket_mode. Servers must be started one after the other.
   static absl::StatusOr<std::unique_ptr<LocalServer>> Start(const Options& options);
   ~LocalServer();
 

@@ -32,7 +32,8 @@ int StopSignals::Wait() {
   }
   if ((fds[0].revents & POLLIN) != 0) {
     signalfd_siginfo info{};
-    if (read(signals_, &info, sizeof(info)) == static_cast<ssize_t>(sizeof(info))) return static_cast<int>(info.ssi_signo);
+    if (read(signals_, &info, sizeof(info)) == static_cast<ssize_t>(sizeof(info)))
+      return static_cast<int>(info.ssi_signo);
   }
   uint64_t count = 0;
   (void)!read(wake_, &count, sizeof(count));

@@ -83,7 +83,7 @@ absl::Status SocketGuard::SetMode(unsigned mode) const {
   return absl::OkStatus();
 }
 
-PrivateUmask::PrivateUmask() : before_(umask(0117)) {}
+PrivateUmask::PrivateUmask(unsigned mode) : before_(umask(0777 & ~mode)) {}
 PrivateUmask::~PrivateUmask() { umask(before_); }
 
 }  // namespace spectrumkv

@@ -13,8 +13,8 @@ namespace spectrumkv {
 class SocketGuard {
  public:
   // Creates the directory (0750) if it is missing, locks PATH.lock and removes what a dead daemon left at PATH.
-  // UNAVAILABLE SOCKET_IN_USE where another process has the lock; INVALID_ARGUMENT INVALID_SOCKET_PATH where the path is
-  // too long for a socket or holds something else; UNAVAILABLE SOCKET_PATH where the system refuses.
+  // UNAVAILABLE SOCKET_IN_USE where another process has the lock; INVALID_ARGUMENT INVALID_SOCKET_PATH where the path
+  // is too long for a socket or holds something else; UNAVAILABLE SOCKET_PATH where the system refuses.
   static absl::StatusOr<std::unique_ptr<SocketGuard>> Take(const std::string& path);
   // Removes the socket and unlocks.
   ~SocketGuard();
@@ -31,10 +31,10 @@ class SocketGuard {
   const int lock_;
 };
 
-// No permission but the owner's and group's read and write for what is created while it lives. Process-wide.
+// What is created while it lives has no permission beyond `mode`. Process-wide.
 class PrivateUmask {
  public:
-  PrivateUmask();
+  explicit PrivateUmask(unsigned mode);
   ~PrivateUmask();
   PrivateUmask(const PrivateUmask&) = delete;
   PrivateUmask& operator=(const PrivateUmask&) = delete;

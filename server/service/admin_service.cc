@@ -82,8 +82,8 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
     const uint32_t limit = request->limit() == 0 ? kListTransfersDefault : request->limit();
     if (limit > kListTransfersMax) {
       return AnswerNow(*context_, call,
-                       Invalid("OUT_OF_RANGE", "limit", "is " + std::to_string(limit) + ", at most " +
-                                                            std::to_string(kListTransfersMax)));
+                       Invalid("OUT_OF_RANGE", "limit",
+                               "is " + std::to_string(limit) + ", at most " + std::to_string(kListTransfersMax)));
     }
     for (const TransferReport& report : context_->transfers->List(limit, request->active_only())) {
       ReportToProto(report, response->add_transfers());
@@ -99,9 +99,9 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
   UnaryReactor* Drain(CallContext* call, const v1::DrainRequest* request, v1::DrainResponse* response) override {
     if (request->timeout_ms() > static_cast<uint64_t>(hooks_->max_drain_timeout_ms)) {
       return AnswerNow(*context_, call,
-                       Invalid("OUT_OF_RANGE", "timeout_ms", "is " + std::to_string(request->timeout_ms()) +
-                                                                 ", at most " +
-                                                                 std::to_string(hooks_->max_drain_timeout_ms)));
+                       Invalid("OUT_OF_RANGE", "timeout_ms",
+                               "is " + std::to_string(request->timeout_ms()) + ", at most " +
+                                   std::to_string(hooks_->max_drain_timeout_ms)));
     }
     UnaryReactor* reactor = call->DefaultReactor();
     hooks_->drain(static_cast<int64_t>(request->timeout_ms()), [this, reactor, response](const DrainOutcome& outcome) {

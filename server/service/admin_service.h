@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
+#include <grpcpp/impl/service_type.h>
 #include "absl/status/status.h"
 #include "kernels/codec/registry.h"
 #include "server/memory/slot_pool.h"
 #include "server/service/service_context.h"
-#include <grpcpp/impl/service_type.h>
 
 namespace spectrumkv {
 

@@ -1,5 +1,6 @@
-// Protobuf <-> domain: the last place that sees a worker's messages. Everything a worker can send is bounded and checked
-// here for shape: lengths, counts, enum ranges, characters. What depends on the pool or the plan is checked there.
+// Protobuf <-> domain: the last place that sees a worker's messages. Everything a worker can send is bounded and
+// checked here for shape: lengths, counts, enum ranges, characters. What depends on the pool or the plan is checked
+// there.
 //
 // Errors are InvalidArgument with the reason stated, Unimplemented for what this version knows and refuses; the message
 // names the field, the value and the limit. Pure and thread-safe.

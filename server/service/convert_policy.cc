@@ -36,8 +36,8 @@ absl::Status UnknownTier(const std::string& field, int tier) {
 absl::Status SetTiers(const v1::Policy& proto, Policy* policy) {
   if (proto.tiers_size() == 0) return absl::OkStatus();
   if (proto.tiers_size() > kTierCount + 1) {
-    return Invalid("INVALID_TIERS", "policy.tiers", "are " + std::to_string(proto.tiers_size()) + ", there are but " +
-                                                        std::to_string(kTierCount + 1));
+    return Invalid("INVALID_TIERS", "policy.tiers",
+                   "are " + std::to_string(proto.tiers_size()) + ", there are but " + std::to_string(kTierCount + 1));
   }
   policy->tiers.clear();
   policy->allow_drop = false;
@@ -62,15 +62,9 @@ absl::Status SetImportance(const v1::Importance& proto, Policy* policy) {
     case v1::IMPORTANCE_SOURCE_UNSPECIFIED:
       policy->importance = policy->scores.empty() ? ImportanceSource::kPosition : ImportanceSource::kScores;
       return absl::OkStatus();
-    case v1::IMPORTANCE_SOURCE_SCORES:
-      policy->importance = ImportanceSource::kScores;
-      return absl::OkStatus();
-    case v1::IMPORTANCE_SOURCE_POSITION:
-      policy->importance = ImportanceSource::kPosition;
-      return absl::OkStatus();
-    case v1::IMPORTANCE_SOURCE_KEY_NORM:
-      policy->importance = ImportanceSource::kKeyNorm;
-      return absl::OkStatus();
+    case v1::IMPORTANCE_SOURCE_SCORES: policy->importance = ImportanceSource::kScores; return absl::OkStatus();
+    case v1::IMPORTANCE_SOURCE_POSITION: policy->importance = ImportanceSource::kPosition; return absl::OkStatus();
+    case v1::IMPORTANCE_SOURCE_KEY_NORM: policy->importance = ImportanceSource::kKeyNorm; return absl::OkStatus();
     default:
       return Invalid("INVALID_POLICY", "policy.importance.source",
                      "is " + std::to_string(static_cast<int>(proto.source())) + ", no importance source");
@@ -89,7 +83,8 @@ absl::StatusOr<Policy> PolicyFromProto(const v1::Policy& proto, const Policy& de
   }
   if (proto.uniform_tier() != v1::TIER_UNSPECIFIED) {
     const int tier = proto.uniform_tier();
-    if (tier == v1::TIER_DROP) return Invalid("INVALID_TIERS", "policy.uniform_tier", "is TIER_DROP: nothing would travel");
+    if (tier == v1::TIER_DROP)
+      return Invalid("INVALID_TIERS", "policy.uniform_tier", "is TIER_DROP: nothing would travel");
     if (tier < 0 || tier > v1::TIER_DROP) return UnknownTier("policy.uniform_tier", tier);
     policy.uniform_tier = static_cast<Tier>(tier - 1);
   }

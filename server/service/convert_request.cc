@@ -1,11 +1,11 @@
 #include <cstring>
 #include <utility>
 
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include "absl/hash/hash.h"
 #include "server/service/check.h"
 #include "server/service/convert.h"
-#include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 
 namespace spectrumkv {
 namespace {
@@ -82,7 +82,9 @@ absl::StatusOr<std::vector<GroupBlockList>> BlocksFromProto(
 absl::Status CheckTransferId(const std::string& id) { return CheckId(id, "transfer_id", "INVALID_TRANSFER_ID"); }
 absl::Status CheckRequestId(const std::string& id) { return CheckId(id, "request_id", "INVALID_REQUEST_ID"); }
 
-absl::Status CheckPoolRef(const v1::PoolRef& pool) { return CheckId(pool.pool_id(), "pool.pool_id", "INVALID_POOL_REF"); }
+absl::Status CheckPoolRef(const v1::PoolRef& pool) {
+  return CheckId(pool.pool_id(), "pool.pool_id", "INVALID_POOL_REF");
+}
 
 absl::Status CheckTransferToken(const std::string& token) {
   if (token.empty() || token.size() == kTransferTokenBytes) return absl::OkStatus();
@@ -108,9 +110,9 @@ absl::Status CheckPeerAddress(const std::string& peer) {
 
 absl::Status CheckPart(bool present, const v1::Part& part) {
   if (!present || (part.index() == 0 && part.count() == 1)) return absl::OkStatus();
-  return Unsupported("PARTS_UNSUPPORTED", "part",
-                     "is " + std::to_string(part.index()) + " of " + std::to_string(part.count()) +
-                         "; this version takes 0 of 1");
+  return Unsupported(
+      "PARTS_UNSUPPORTED", "part",
+      "is " + std::to_string(part.index()) + " of " + std::to_string(part.count()) + "; this version takes 0 of 1");
 }
 
 absl::Status CheckTokenCount(uint32_t tokens, const RequestDefaults& defaults) {

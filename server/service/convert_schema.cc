@@ -36,8 +36,7 @@ absl::StatusOr<SegmentSpec> SegmentFromProto(const v1::MemorySegment& proto, con
     case v1::MemorySegment::kCudaIpc:
       return Unsupported("CUDA_NOT_AVAILABLE", field + ".cuda_ipc",
                          "cannot be mapped: this build has no CUDA; use posix_shm, file or daemon_owned");
-    case v1::MemorySegment::KIND_NOT_SET:
-      return Invalid("INVALID_SCHEMA", field + ".kind", "is not set");
+    case v1::MemorySegment::KIND_NOT_SET: return Invalid("INVALID_SCHEMA", field + ".kind", "is not set");
   }
   const absl::Status name = CheckName(segment.name, field, kMaxPathLength);
   if (!name.ok()) return name;
@@ -76,7 +75,8 @@ absl::StatusOr<GroupKind> KindFromProto(v1::GroupKind kind, const std::string& f
     case v1::GROUP_KIND_SLIDING_WINDOW: return GroupKind::kSlidingWindow;
     case v1::GROUP_KIND_OPAQUE_STATE:
       return Unsupported("UNSUPPORTED_GROUP", field, "is GROUP_KIND_OPAQUE_STATE, which this version does not take");
-    default: return Invalid("INVALID_SCHEMA", field, "is " + std::to_string(static_cast<int>(kind)) + ", no group kind");
+    default:
+      return Invalid("INVALID_SCHEMA", field, "is " + std::to_string(static_cast<int>(kind)) + ", no group kind");
   }
 }
 
@@ -121,8 +121,8 @@ absl::StatusOr<GroupSchema> GroupFromProto(const v1::LayerGroup& proto, const st
 
 absl::StatusOr<PoolSchema> SchemaFromProto(const v1::PoolSchema& proto) {
   PoolSchema schema;
-  for (const auto& [name, field] : {std::pair(&proto.model(), "schema.model"),
-                                    std::pair(&proto.revision(), "schema.revision")}) {
+  for (const auto& [name, field] :
+       {std::pair(&proto.model(), "schema.model"), std::pair(&proto.revision(), "schema.revision")}) {
     const absl::Status status = CheckName(*name, field, kMaxNameLength);
     if (!status.ok()) return status;
   }
@@ -131,9 +131,9 @@ absl::StatusOr<PoolSchema> SchemaFromProto(const v1::PoolSchema& proto) {
                    "are " + std::to_string(proto.groups_size()) + ", allowed are 1 to " + std::to_string(kMaxGroups));
   }
   if (proto.segments_size() < 1 || proto.segments_size() > kMaxSegments) {
-    return Invalid("OUT_OF_RANGE", "schema.segments",
-                   "are " + std::to_string(proto.segments_size()) + ", allowed are 1 to " +
-                       std::to_string(kMaxSegments));
+    return Invalid(
+        "OUT_OF_RANGE", "schema.segments",
+        "are " + std::to_string(proto.segments_size()) + ", allowed are 1 to " + std::to_string(kMaxSegments));
   }
   schema.model = proto.model();
   schema.revision = proto.revision();

@@ -54,7 +54,8 @@ std::vector<LayerScan> ScanAll(const Backend& backend, const BlockHold& hold, co
 std::vector<TokenScan> Compact(const std::vector<TokenScan>& all, const std::vector<TokenRange>& kept) {
   std::vector<TokenScan> out;
   if (all.empty()) return out;
-  for (const TokenRange& run : kept) out.insert(out.end(), all.begin() + run.first, all.begin() + run.first + run.count);
+  for (const TokenRange& run : kept)
+    out.insert(out.end(), all.begin() + run.first, all.begin() + run.first + run.count);
   return out;
 }
 

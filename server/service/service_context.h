@@ -3,6 +3,9 @@
 
 #include <cstdint>
 
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/server_callback.h>
+#include <grpcpp/support/status.h>
 #include "absl/status/status.h"
 #include "kernels/codec/backend.h"
 #include "server/base/executor.h"
@@ -10,9 +13,6 @@
 #include "server/pool/pool.h"
 #include "server/service/convert.h"
 #include "server/transfer/transfer_manager.h"
-#include <grpcpp/server_context.h>
-#include <grpcpp/support/server_callback.h>
-#include <grpcpp/support/status.h>
 
 namespace spectrumkv {
 

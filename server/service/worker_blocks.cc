@@ -110,9 +110,9 @@ class GetReactor final : public grpc::ServerWriteReactor<v1::GetBlocksResponse> 
     const auto schema = context_->pools->SchemaOf(pool.pool_id(), pool.epoch());
     if (!schema.ok()) return schema.status();
     if (request_->group() >= schema->groups.size()) {
-      return Invalid("INVALID_BLOCKS", "group",
-                     "is " + std::to_string(request_->group()) + ", the pool has " +
-                         std::to_string(schema->groups.size()));
+      return Invalid(
+          "INVALID_BLOCKS", "group",
+          "is " + std::to_string(request_->group()) + ", the pool has " + std::to_string(schema->groups.size()));
     }
     const GroupSchema& group = schema->groups[request_->group()];
     block_bytes_ = uint64_t{group.block_tokens} * group.head_count * group.head_dim * SizeOf(group.dtype);

@@ -114,8 +114,6 @@ class HoldReactor final : public StreamWriter<HoldBase, v1::HoldPoolResponse> {
 
 }  // namespace
 
-HoldBase* HoldPool(const ServiceContext* context, CallContext*) {
-  return HoldReactor::Begin(context);
-}
+HoldBase* HoldPool(const ServiceContext* context, CallContext*) { return HoldReactor::Begin(context); }
 
 }  // namespace spectrumkv

@@ -46,10 +46,9 @@ UnaryReactor* UnregisterPool(const ServiceContext* context, CallContext* call,
   if (!timeout_ms.ok()) return AnswerNow(*context, call, timeout_ms.status());
   UnaryReactor* reactor = call->DefaultReactor();
   context->calls->Post([context, reactor, request, timeout_ms = *timeout_ms] {
-    context->pools->Unregister(request->pool().pool_id(), request->pool().epoch(), timeout_ms,
-                               [context, reactor](const absl::Status& end) {
-                                 reactor->Finish(EndOf(*context, MetricStage::kQueue, end));
-                               });
+    context->pools->Unregister(
+        request->pool().pool_id(), request->pool().epoch(), timeout_ms,
+        [context, reactor](const absl::Status& end) { reactor->Finish(EndOf(*context, MetricStage::kQueue, end)); });
   });
   return reactor;
 }
@@ -57,9 +56,8 @@ UnaryReactor* UnregisterPool(const ServiceContext* context, CallContext* call,
 UnaryReactor* PlanTransfer(const ServiceContext* context, CallContext* call, const v1::PlanRequest* request,
                            v1::PlanResponse* response) {
   UnaryReactor* reactor = call->DefaultReactor();
-  context->compute->Post([=] {
-    reactor->Finish(EndOf(*context, MetricStage::kPlan, PlanNow(*context, *request, response)));
-  });
+  context->compute->Post(
+      [=] { reactor->Finish(EndOf(*context, MetricStage::kPlan, PlanNow(*context, *request, response))); });
   return reactor;
 }
 

@@ -50,8 +50,8 @@ class WorkerServiceImpl final : public v1::WorkerService::CallbackService {
   UnaryReactor* Fetch(CallContext* call, const v1::FetchRequest* request, v1::FetchResponse* response) override {
     return FetchTransfer(context_, call, request, response);
   }
-  grpc::ServerWriteReactor<v1::WatchTransferResponse>* WatchTransfer(
-      CallContext* call, const v1::WatchTransferRequest* request) override {
+  grpc::ServerWriteReactor<v1::WatchTransferResponse>* WatchTransfer(CallContext* call,
+                                                                     const v1::WatchTransferRequest* request) override {
     return spectrumkv::WatchTransfer(context_, call, request);
   }
   UnaryReactor* GetTransfer(CallContext* call, const v1::GetTransferRequest* request,
@@ -83,9 +83,8 @@ std::unique_ptr<grpc::Service> NewWorkerService(const ServiceContext* context) {
 
 UnaryReactor* RunCall(const ServiceContext* context, CallContext* call, std::function<absl::Status()> work) {
   UnaryReactor* reactor = call->DefaultReactor();
-  context->calls->Post([context, reactor, work = std::move(work)] {
-    reactor->Finish(EndOf(*context, MetricStage::kQueue, work()));
-  });
+  context->calls->Post(
+      [context, reactor, work = std::move(work)] { reactor->Finish(EndOf(*context, MetricStage::kQueue, work())); });
   return reactor;
 }
 

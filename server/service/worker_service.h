@@ -4,8 +4,8 @@
 
 #include <memory>
 
-#include "server/service/service_context.h"
 #include <grpcpp/impl/service_type.h>
+#include "server/service/service_context.h"
 
 namespace spectrumkv {
 

@@ -38,8 +38,8 @@ absl::Status OpenSender(const ServiceContext& context, const Request& request, c
   spec.fingerprint = FingerprintOf(request) + (peer.empty() ? "P" : "S");
   const auto repeat = context.transfers->FindRepeat(spec.transfer_id, Role::kSender, spec.fingerprint);
   if (repeat.has_value()) return *repeat;
-  auto hold = context.pools->HoldSource(request.pool().pool_id(), request.pool().epoch(), *blocks,
-                                        request.token_count());
+  auto hold =
+      context.pools->HoldSource(request.pool().pool_id(), request.pool().epoch(), *blocks, request.token_count());
   if (!hold.ok()) return hold.status();
   spec.source = *std::move(hold);
   return context.transfers->StartSender(std::move(spec));
@@ -64,8 +64,8 @@ absl::Status OpenReceiver(const ServiceContext& context, const Request& request,
   spec.fingerprint = FingerprintOf(request) + (peer.empty() ? "E" : "F");
   const auto repeat = context.transfers->FindRepeat(spec.transfer_id, Role::kReceiver, spec.fingerprint);
   if (repeat.has_value()) return *repeat;
-  auto hold = context.pools->ReserveTarget(request.pool().pool_id(), request.pool().epoch(), *blocks,
-                                           request.token_count());
+  auto hold =
+      context.pools->ReserveTarget(request.pool().pool_id(), request.pool().epoch(), *blocks, request.token_count());
   if (!hold.ok()) return hold.status();
   spec.target = *std::move(hold);
   return context.transfers->StartReceiver(std::move(spec));

@@ -1,5 +1,6 @@
 // Every RPC of every service has been called through a real daemon, once with success and once with an error. The cases
-// are in rpc_*_cases.cc; this checks, after them all, that none was forgotten: an RPC that is new and has no cases fails.
+// are in rpc_*_cases.cc; this checks, after them all, that none was forgotten: an RPC that is new and has no cases
+// fails.
 #include <string>
 
 #include "tests/integration/rpc_fixture.h"
@@ -13,7 +14,8 @@ class CoverageCheck : public testing::Environment {
     // A run of chosen tests alone proves nothing about the others.
     if (testing::GTEST_FLAG(filter) != "*") return;
     int count = 0;
-    for (const char* name : {"spectrumkv.v1.WorkerService", "spectrumkv.v1.AdminService", "spectrumkv.v1.PeerService"}) {
+    for (const char* name :
+         {"spectrumkv.v1.WorkerService", "spectrumkv.v1.AdminService", "spectrumkv.v1.PeerService"}) {
       const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(name);
       ASSERT_NE(service, nullptr) << name;
       for (int i = 0; i < service->method_count(); ++i, ++count) {

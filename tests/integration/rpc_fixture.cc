@@ -8,9 +8,9 @@
 #include <thread>
 #include <utility>
 
+#include <grpcpp/support/client_interceptor.h>
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
-#include <grpcpp/support/client_interceptor.h>
 
 namespace spectrumkv {
 namespace {

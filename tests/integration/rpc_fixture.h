@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
+#include <grpcpp/grpcpp.h>
 #include "gtest/gtest.h"
 #include "spectrumkv/v1/admin_service.grpc.pb.h"
 #include "spectrumkv/v1/peer_service.grpc.pb.h"
 #include "spectrumkv/v1/worker_service.grpc.pb.h"
 #include "tests/integration/daemon_process.h"
-#include <grpcpp/grpcpp.h>
 
 namespace spectrumkv {
 
@@ -71,17 +71,15 @@ class RpcFixture : public testing::Test {
 std::string ReasonOfRpc(const grpc::Status& status);
 
 // A call that must fail so.
-#define EXPECT_REFUSED(call, expected_code, expected_reason)                  \
-  do {                                                                        \
-    const grpc::Status refused_status = (call);                               \
-    EXPECT_EQ(refused_status.error_code(), grpc::StatusCode::expected_code)   \
-        << refused_status.error_message();                                    \
-    EXPECT_EQ(::spectrumkv::ReasonOfRpc(refused_status), expected_reason)     \
-        << refused_status.error_message();                                    \
+#define EXPECT_REFUSED(call, expected_code, expected_reason)                                                   \
+  do {                                                                                                         \
+    const grpc::Status refused_status = (call);                                                                \
+    EXPECT_EQ(refused_status.error_code(), grpc::StatusCode::expected_code) << refused_status.error_message(); \
+    EXPECT_EQ(::spectrumkv::ReasonOfRpc(refused_status), expected_reason) << refused_status.error_message();   \
   } while (false)
-#define EXPECT_RPC_OK(call)                                                                                  \
-  do {                                                                                                       \
-    const grpc::Status rpc_status = (call);                                                                  \
+#define EXPECT_RPC_OK(call)                                                                                      \
+  do {                                                                                                           \
+    const grpc::Status rpc_status = (call);                                                                      \
     EXPECT_TRUE(rpc_status.ok()) << ::spectrumkv::ReasonOfRpc(rpc_status) << ": " << rpc_status.error_message(); \
   } while (false)
 

@@ -77,9 +77,8 @@ std::string ChunkOf(uint32_t layer, uint64_t fence, uint16_t word) {
   identity.layer = static_cast<uint16_t>(layer);
   std::string chunk(MaxChunkBytes(dims), '\0');
   Workspace workspace;
-  const EncodeResult result =
-      ScalarBackend()->Encode(dims, identity, plane, &plane, tiers.data(), &workspace,
-                              reinterpret_cast<uint8_t*>(chunk.data()), chunk.size());
+  const EncodeResult result = ScalarBackend()->Encode(dims, identity, plane, &plane, tiers.data(), &workspace,
+                                                      reinterpret_cast<uint8_t*>(chunk.data()), chunk.size());
   chunk.resize(result.chunk_bytes);
   return chunk;
 }

@@ -90,8 +90,8 @@ TEST_F(RpcCases, PublishFetch) {
   v1::PublishResponse published;
   EXPECT_RPC_OK(prefill_worker().Publish(Context().get(), PublishOf(SendOf(source, id, "")), &published));
   v1::FetchResponse fetched;
-  EXPECT_RPC_OK(decode_worker().Fetch(Context().get(), FetchOf(ExpectOf(target, id), prefill().address("peer")),
-                                      &fetched));
+  EXPECT_RPC_OK(
+      decode_worker().Fetch(Context().get(), FetchOf(ExpectOf(target, id), prefill().address("peer")), &fetched));
   const v1::TransferReport received = WaitEnd(decode_worker(), id);
   EXPECT_EQ(received.state(), v1::TRANSFER_STATE_COMMITTED) << received.reason() << " " << received.message();
   EXPECT_TRUE(FirstBlock(decode_worker(), target) == filled);
@@ -99,9 +99,9 @@ TEST_F(RpcCases, PublishFetch) {
   v1::PublishRequest bad = PublishOf(SendOf(source, NewTransferId("pull"), ""));
   bad.set_transfer_token("short");
   EXPECT_REFUSED(prefill_worker().Publish(Context().get(), bad, &published), INVALID_ARGUMENT, "INVALID_TOKEN");
-  EXPECT_REFUSED(decode_worker().Fetch(Context().get(), FetchOf(ExpectOf(target, NewTransferId("pull")), "nowhere"),
-                                       &fetched),
-                 INVALID_ARGUMENT, "INVALID_PEER");
+  EXPECT_REFUSED(
+      decode_worker().Fetch(Context().get(), FetchOf(ExpectOf(target, NewTransferId("pull")), "nowhere"), &fetched),
+      INVALID_ARGUMENT, "INVALID_PEER");
 }
 
 TEST_F(RpcCases, Advance) {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "tests/integration/rpc_fixture.h"
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/support/byte_buffer.h>
+#include "tests/integration/rpc_fixture.h"
 
 namespace spectrumkv {
 namespace {
@@ -22,7 +22,8 @@ std::vector<std::string> MethodsOf(const std::string& service) {
   if (service == kReflection) return {"/" + service + "/ServerReflectionInfo"};
   if (service == kHealth) return {"/" + service + "/Check", "/" + service + "/Watch"};
   // One message of each file, or the linker would leave the files out.
-  for (const auto* message : {v1::SendRequest::descriptor(), v1::GetStatusRequest::descriptor(), v1::Hello::descriptor()}) {
+  for (const auto* message :
+       {v1::SendRequest::descriptor(), v1::GetStatusRequest::descriptor(), v1::Hello::descriptor()}) {
     EXPECT_NE(message, nullptr);
   }
   std::vector<std::string> methods;
@@ -185,7 +186,8 @@ TEST(Servers, StaleSocketIsReplacedAndOtherFilesAreNot) {
 TEST(Servers, HealthFollowsDraining) {
   const auto daemon = DaemonProcess::Start();
   ASSERT_NE(daemon, nullptr);
-  for (const char* name : {"", "liveness", "readiness"}) EXPECT_TRUE(IsServing(daemon->address("health"), name)) << name;
+  for (const char* name : {"", "liveness", "readiness"})
+    EXPECT_TRUE(IsServing(daemon->address("health"), name)) << name;
   EXPECT_FALSE(IsServing(daemon->address("health"), "nonsense"));
   const auto admin = v1::AdminService::NewStub(PlainChannel(daemon->admin_target()));
   grpc::ClientContext context;
@@ -205,7 +207,8 @@ TEST_F(Signals, FirstDrainsSecondStops) {
     EXPECT_EQ(access((daemon->folder() + "/ready.json").c_str(), F_OK), 0);
     const auto worker = v1::WorkerService::NewStub(ledger().Channel(daemon->worker_target()));
     v1::ExpectResponse expected;
-    EXPECT_RPC_OK(worker->Expect(Context().get(), ExpectOf(Register(*worker, "held"), NewTransferId("held")), &expected));
+    EXPECT_RPC_OK(
+        worker->Expect(Context().get(), ExpectOf(Register(*worker, "held"), NewTransferId("held")), &expected));
     daemon->Signal(signal);
     while (IsServing(daemon->address("health"), "readiness")) usleep(10000);
     EXPECT_TRUE(daemon->running()) << "it must wait for the transfer";

@@ -86,12 +86,12 @@ TEST_F(SocketGuardTest, ModeAndUmask) {
   const auto guard = SocketGuard::Take(path_);
   ASSERT_TRUE(guard.ok());
   {
-    const PrivateUmask mask;
+    const PrivateUmask mask(0640);
     LeaveSocket(path_);
   }
   struct stat info {};
   ASSERT_EQ(stat(path_.c_str(), &info), 0);
-  EXPECT_EQ(info.st_mode & 0117, 0u) << "never open to others, not even before SetMode";
+  EXPECT_EQ(info.st_mode & 0137, 0u) << "never open to more, not even before SetMode";
   ASSERT_TRUE((*guard)->SetMode(0600).ok());
   ASSERT_EQ(stat(path_.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 07777, 0600u);

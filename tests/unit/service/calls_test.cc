@@ -5,6 +5,7 @@
 #include <string>
 #include <thread>
 
+#include <grpcpp/grpcpp.h>
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_backends.h"
 #include "server/base/clock.h"
@@ -13,7 +14,6 @@
 #include "server/stream/status_codec.h"
 #include "spectrumkv/v1/worker_service.grpc.pb.h"
 #include "tests/unit/service/fake_transfers.h"
-#include <grpcpp/grpcpp.h>
 
 namespace spectrumkv {
 namespace {

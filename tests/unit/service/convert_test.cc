@@ -36,11 +36,11 @@ v1::PoolSchema GoodSchema() {
   return schema;
 }
 
-#define EXPECT_ERROR(status_expression, expected_code, expected_reason)            \
-  do {                                                                             \
-    const absl::Status error_status = (status_expression);                         \
+#define EXPECT_ERROR(status_expression, expected_code, expected_reason)              \
+  do {                                                                               \
+    const absl::Status error_status = (status_expression);                           \
     EXPECT_EQ(error_status.code(), absl::StatusCode::expected_code) << error_status; \
-    EXPECT_EQ(ReasonOf(error_status), expected_reason) << error_status;            \
+    EXPECT_EQ(ReasonOf(error_status), expected_reason) << error_status;              \
   } while (false)
 
 TEST(SchemaFromProto, TakesEveryField) {
@@ -77,8 +77,7 @@ TEST(SchemaFromProto, RefusesWhatThisVersionDoesNotTake) {
   }
   EXPECT_ERROR(with([](auto* s) { s->mutable_groups(0)->set_kind(v1::GROUP_KIND_OPAQUE_STATE); }), kUnimplemented,
                "UNSUPPORTED_GROUP");
-  EXPECT_ERROR(with([](auto* s) { s->mutable_segments(0)->mutable_cuda_ipc(); }), kUnimplemented,
-               "CUDA_NOT_AVAILABLE");
+  EXPECT_ERROR(with([](auto* s) { s->mutable_segments(0)->mutable_cuda_ipc(); }), kUnimplemented, "CUDA_NOT_AVAILABLE");
   EXPECT_ERROR(with([](auto* s) { s->mutable_segments(0)->mutable_daemon_owned()->set_device("cuda:0"); }),
                kUnimplemented, "CUDA_NOT_AVAILABLE");
   EXPECT_TRUE(with([](auto* s) { s->mutable_segments(0)->mutable_daemon_owned()->set_device("host"); }).ok());
