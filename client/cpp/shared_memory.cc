@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
+#include <system_error>
 #include <utility>
 
 #include "client/cpp/status.h"
@@ -15,7 +15,7 @@ namespace spectrumkv::client {
 namespace {
 
 absl::Status Failure(int error, const std::string& what) {
-  const std::string message = what + ": " + std::strerror(error);
+  const std::string message = what + ": " + std::generic_category().message(error);
   switch (error) {
     case EEXIST: return MakeError(absl::StatusCode::kAlreadyExists, "SEGMENT_EXISTS", message);
     case ENOSPC:
