@@ -40,6 +40,9 @@ absl::StatusOr<Tier> ParseTier(const std::string& name);
 // Resolved policy: no "default" left in it.
 struct Policy {
   double budget = 0.5;  // of raw KV bytes, hard, everything counted; in (0, 1.1]
+  // The request left the budget open: where `budget` cannot be met (a short prompt whose pinned sinks cost more, RAW) it
+  // is raised to the least that can, instead of BUDGET_TOO_SMALL. Not for allocators that drop.
+  bool soft_budget = false;
   Allocator allocator = Allocator::kGreedy;
   Tier uniform_tier = Tier::kQ4;
   uint64_t random_seed = 0;
@@ -145,6 +148,8 @@ class Planner {
 
   const TransferShape& shape() const { return shape_; }
   const std::vector<ChunkCut>& cuts() const { return cuts_; }
+  // The budget that holds: policy.budget, or what a soft one was raised to.
+  double effective_budget() const;
   // Positions that do not travel.
   std::vector<TokenRange> dropped() const;
 

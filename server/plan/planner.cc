@@ -121,6 +121,7 @@ struct Planner::State {
   // What is left of the budget, and for the chunks not planned yet: their cost by rung, escapes not counted, and
   // their raw bytes with a choice of tiers.
   uint64_t budget_left = 0;
+  uint64_t budget_total = 0;
   std::vector<uint64_t> rest_by_rung;
   uint64_t weight_left = 0;
   size_t chunks_left = 0;
@@ -226,7 +227,7 @@ absl::StatusOr<Planner> Planner::Create(Policy policy, std::vector<PlanLayer> la
   shape.token_count = token_count;
   shape.layers = std::move(layers);
   state.kv_bytes = KvBytesOf(shape);
-  state.budget_left = BudgetBytes(policy.budget, state.kv_bytes);
+  state.budget_total = state.budget_left = BudgetBytes(policy.budget, state.kv_bytes);
   state.ladder = LadderOf(policy);
 
   std::vector<float> mean;
@@ -252,7 +253,8 @@ absl::StatusOr<Planner> Planner::Create(Policy policy, std::vector<PlanLayer> la
   state.weight_left = WeightOf(shape.layers, all);
   state.least_bytes = Least(state.rest_by_rung);
   if (state.least_bytes > state.budget_left) {
-    return BudgetTooSmall(state.policy.budget, state.least_bytes, state.kv_bytes);
+    if (!state.policy.soft_budget) return BudgetTooSmall(state.policy.budget, state.least_bytes, state.kv_bytes);
+    state.budget_total = state.budget_left = state.least_bytes;
   }
   return planner;
 }
@@ -306,8 +308,11 @@ absl::StatusOr<PlanBatch> Planner::Plan(const std::vector<uint32_t>& chunk_indic
   const uint64_t needed = SumOfLeast(units) + reserved;
   const bool whole = chunk_indices.size() == cuts_.size();
   PlanBatch batch;
+  if (needed > state.budget_left && whole && state.policy.soft_budget) {
+    state.budget_total = state.budget_left = needed;
+  }
   if (needed > state.budget_left) {
-    const uint64_t spent = BudgetBytes(state.policy.budget, state.kv_bytes) - state.budget_left;
+    const uint64_t spent = state.budget_total - state.budget_left;
     if (whole || state.policy.strict_budget) return BudgetTooSmall(state.policy.budget, spent + needed, state.kv_bytes);
     batch.escape_overrun_bytes = needed - state.budget_left;
   }
@@ -330,6 +335,11 @@ absl::StatusOr<PlanBatch> Planner::Plan(const std::vector<uint32_t>& chunk_indic
   state.budget_left += batch.escape_overrun_bytes;
   state.budget_left -= spent;
   return batch;
+}
+
+double Planner::effective_budget() const {
+  const double raised = static_cast<double>(state_->budget_total) / static_cast<double>(state_->kv_bytes);
+  return state_->policy.soft_budget ? std::max(state_->policy.budget, raised) : state_->policy.budget;
 }
 
 double Planner::LeastBudget(const std::vector<LayerScan>& scan) const {

@@ -75,6 +75,7 @@ absl::Status SetImportance(const v1::Importance& proto, Policy* policy) {
 
 absl::StatusOr<Policy> PolicyFromProto(const v1::Policy& proto, const Policy& defaults) {
   Policy policy = defaults;
+  policy.soft_budget = !proto.has_budget();
   if (proto.has_budget()) policy.budget = proto.budget();
   if (proto.allocator() != v1::ALLOCATOR_UNSPECIFIED) {
     const auto allocator = AllocatorFromProto(proto.allocator());

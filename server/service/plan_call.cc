@@ -7,16 +7,12 @@
 #include <utility>
 #include <vector>
 
+#include "server/plan/ladder.h"
 #include "server/scan/scan.h"
 #include "server/transfer/shape.h"
 
 namespace spectrumkv {
 namespace {
-
-bool MayDrop(Allocator allocator) {
-  return allocator == Allocator::kPdTrim || allocator == Allocator::kSlidingWindowSink ||
-         allocator == Allocator::kTwoTier;
-}
 
 // Relative squared error of each tier, by id, as measured on keys and values of real models with head_dim 64. A table:
 // other head dims and unusual distributions differ.
@@ -150,9 +146,10 @@ absl::Status PlanNow(const ServiceContext& context, const v1::PlanRequest& reque
   const std::vector<LayerScan> all = ScanAll(*context.backend, **hold, layers, places);
   status = (*hold)->Health();
   if (!status.ok()) return status;
-  // As a sender does: the scan chooses tokens only where their key norms decide.
-  const bool norms_choose = policy->importance == ImportanceSource::kKeyNorm && MayDrop(policy->allocator);
-  auto planner = Planner::Create(*policy, layers, request.token_count(), norms_choose ? &all : nullptr);
+  // As a sender does: the scan chooses tokens only where their key norms decide, or TWO_TIER must pay for escapes.
+  const bool scan_chooses = (policy->importance == ImportanceSource::kKeyNorm && MayDrop(policy->allocator)) ||
+                            (policy->allocator == Allocator::kTwoTier && policy->allow_drop);
+  auto planner = Planner::Create(*policy, layers, request.token_count(), scan_chooses ? &all : nullptr);
   if (!planner.ok()) return planner.status();
   const TransferShape& shape = planner->shape();
   std::vector<LayerScan> scan;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/status.h"
+#include "server/plan/ladder.h"
 #include "server/transfer/sender.h"
 
 namespace spectrumkv {
@@ -15,11 +16,6 @@ constexpr size_t kScanWorkersMax = 8;
 EncodeScratch& ThreadScratch() {
   static thread_local EncodeScratch scratch;
   return scratch;
-}
-
-bool MayDrop(Allocator allocator) {
-  return allocator == Allocator::kPdTrim || allocator == Allocator::kSlidingWindowSink ||
-         allocator == Allocator::kTwoTier;
 }
 
 // Position in the request of the last kept token of each chunk.
@@ -41,7 +37,10 @@ absl::StatusOr<std::shared_ptr<SenderTransfer>> SenderTransfer::Create(TransferS
   auto transfer = std::make_shared<SenderTransfer>(std::move(setup), std::move(spec));
   // Key norms that decide which tokens travel are only known after a look at the whole source.
   const Policy& policy = transfer->policy_;
-  if (policy.importance == ImportanceSource::kKeyNorm && MayDrop(policy.allocator)) {
+  const bool by_key_norm = policy.importance == ImportanceSource::kKeyNorm && MayDrop(policy.allocator);
+  // TWO_TIER that drops pays for escapes only if it knows them when it chooses.
+  const bool by_escapes = policy.allocator == Allocator::kTwoTier && policy.allow_drop && !transfer->layerwise_;
+  if (by_key_norm || by_escapes) {
     if (transfer->layerwise_) {
       return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_POLICY",
                        "a layer-wise source cannot drop tokens by KEY_NORM: they are chosen before the first layer");
@@ -235,7 +234,9 @@ void SenderTransfer::OnPlanned(const std::vector<uint32_t>& batch, absl::StatusO
     chunk_state_[index] = ChunkState::kReady;
     ready_.push_back(index);
   }
+  const double budget = planner_->effective_budget();
   UpdateReport([&](TransferReport& r) {
+    r.budget = budget;
     r.escape_overrun_bytes += plan->escape_overrun_bytes;
     for (int tier = 0; tier < kTierCount; ++tier) {
       r.tiers.k[tier] += plan->totals.k[tier];

@@ -179,5 +179,42 @@ TEST(Create, SinksThatDoNotFitNameTheLeastBudget) {
   EXPECT_LT(least, 0.5);
 }
 
+TEST(Create, ASoftBudgetIsRaisedToTheLeastThatCanBeMetAndNoFurther) {
+  for (const uint32_t tokens : {1u, 2u, 5u, 64u, 1000u}) {
+    Policy policy;
+    policy.budget = 0.05;
+    policy.soft_budget = true;
+    absl::StatusOr<Planner> planner = Planner::Create(policy, Layers(2), tokens);
+    ASSERT_TRUE(planner.ok()) << planner.status();
+    const double raised = planner->effective_budget();
+    EXPECT_GT(raised, 0.05);
+    EXPECT_NEAR(raised, planner->LeastBudget(NoScan(*planner)), 1e-9);
+    const absl::StatusOr<PlanBatch> batch = planner->Plan(AllChunks(*planner), NoScan(*planner));
+    ASSERT_TRUE(batch.ok()) << batch.status();
+    EXPECT_LE(static_cast<double>(batch->wire_bytes), raised * static_cast<double>(batch->kv_bytes) + 0.5);
+    EXPECT_EQ(batch->escape_overrun_bytes, 0u);
+  }
+  Policy enough;
+  enough.soft_budget = true;
+  EXPECT_EQ(Planner::Create(enough, Layers(2), 1000)->effective_budget(), enough.budget);
+}
+
+TEST(Create, ASoftBudgetPaysForEscapesToo) {
+  Policy policy;
+  policy.budget = 0.2;
+  policy.soft_budget = true;
+  absl::StatusOr<Planner> planner = Planner::Create(policy, Layers(2), 256);
+  ASSERT_TRUE(planner.ok()) << planner.status();
+  std::vector<LayerScan> scan(2);
+  for (LayerScan& layer : scan) {
+    layer.k.assign(256, TokenScan{kEscapeNonFinite, 255});
+    layer.v.assign(256, TokenScan{kEscapeNonFinite, 255});
+  }
+  const absl::StatusOr<PlanBatch> batch = planner->Plan(AllChunks(*planner), scan);
+  ASSERT_TRUE(batch.ok()) << batch.status();
+  EXPECT_GT(batch->wire_bytes, batch->kv_bytes);
+  EXPECT_GT(planner->effective_budget(), 1.0);
+}
+
 }  // namespace
 }  // namespace spectrumkv

@@ -376,6 +376,117 @@ TEST_F(EngineTest, BudgetTooSmallIsSaidAtOnce) {
   EXPECT_FALSE(MetadataOf(status)["least_budget"].empty());
 }
 
+TEST_F(EngineTest, AShortPromptTravelsUnderTheDefaultPolicy) {
+  Build();
+  Prepare();
+  for (const uint32_t tokens : {1u, 2u, 5u}) {
+    const std::string id = "short-" + std::to_string(tokens);
+    Policy policy;
+    policy.soft_budget = true;
+    ASSERT_TRUE(b_->manager().StartReceiver(Expect(id, Target(tokens))).ok());
+    ASSERT_TRUE(a_->manager().StartSender(Send(id, Source(tokens), policy)).ok());
+    const TransferReport report = a_->Watch(id, Role::kSender)->WaitTerminal();
+    ASSERT_EQ(report.state, TransferState::kCommitted) << report.error;
+    EXPECT_GE(report.budget, 0.5) << "the report says what the budget was raised to";
+  }
+}
+
+TEST_F(EngineTest, ABrokenConnectionIsResumedAndOnlyWhatIsMissingIsSentAgain) {
+  Build();
+  source_layout_.num_blocks = 4096;
+  source_layout_.heads = 8;
+  target_layout_ = source_layout_;
+  source_pool_ = a_->AddPool(source_layout_);
+  target_pool_ = b_->AddPool(target_layout_);
+  std::vector<uint64_t> blocks(512);
+  for (size_t i = 0; i < blocks.size(); ++i) blocks[i] = i;
+  sent_ = FillBlocks(*a_, source_pool_, source_layout_, blocks, 3);
+  std::atomic<int> chunks{0}, breaks{0};
+  network_->SetFaultHook([&](const FaultPoint& point) {
+    Fault fault;
+    // Each of the first three breaks comes a few chunks further on.
+    if (point.data && point.chunk_bytes > 0 && chunks.fetch_add(1) % 7 == 6 && breaks.fetch_add(1) < 3) {
+      fault.kind = Fault::Kind::kBreak;
+    }
+    return fault;
+  });
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", b_->Target(target_pool_, {{0, 512}}, 8192))).ok());
+  ASSERT_TRUE(a_->manager().StartSender(Send("t", a_->Source(source_pool_, {{0, 512}}, 8192), Raw())).ok());
+  const TransferReport sent = a_->Watch("t", Role::kSender)->WaitTerminal();
+  const TransferReport received = b_->Watch("t", Role::kReceiver)->WaitTerminal();
+  network_->SetFaultHook(nullptr);
+  ASSERT_EQ(sent.state, TransferState::kCommitted) << sent.error;
+  ASSERT_EQ(received.state, TransferState::kCommitted) << received.error;
+  EXPECT_GT(sent.attempts, 1u);
+  EXPECT_GT(sent.chunks_resent, 0u);
+  EXPECT_EQ(received.chunks, received.chunks_total);
+  EXPECT_LE(sent.chunks, received.chunks_total + 3 * 16) << "far more than what was missing was sent again";
+  EXPECT_EQ(ReadBlocks(*b_, target_pool_, target_layout_, blocks), sent_);
+}
+
+TEST_F(EngineTest, ACorruptedChunkFailsTheTransferOnBothSidesAndTheNextIsServed) {
+  Build();
+  Prepare();
+  network_->SetFaultHook([](const FaultPoint& point) {
+    Fault fault;
+    if (point.data && point.chunk_bytes > 1000) {
+      fault.kind = Fault::Kind::kCorrupt;
+      fault.byte = 777;
+      fault.mask = 0x10;
+    }
+    return fault;
+  });
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("bad", Target())).ok());
+  ASSERT_TRUE(a_->manager().StartSender(Send("bad", Source(), Raw())).ok());
+  for (const TransferReport& report : {a_->Watch("bad", Role::kSender)->WaitTerminal(),
+                                       b_->Watch("bad", Role::kReceiver)->WaitTerminal()}) {
+    EXPECT_EQ(report.state, TransferState::kFailed);
+    EXPECT_EQ(report.error.code(), absl::StatusCode::kDataLoss);
+    EXPECT_EQ(ReasonOf(report.error), "BAD_CHECKSUM");
+  }
+  network_->SetFaultHook(nullptr);
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("good", Target())).ok());
+  ASSERT_TRUE(a_->manager().StartSender(Send("good", Source(), Raw())).ok());
+  EXPECT_EQ(a_->Watch("good", Role::kSender)->WaitTerminal().state, TransferState::kCommitted);
+  EXPECT_EQ(Landed(), sent_);
+}
+
+TEST_F(EngineTest, ADuplicatedChunkIsWrittenOnce) {
+  Build();
+  Prepare();
+  network_->SetFaultHook([](const FaultPoint& point) {
+    Fault fault;
+    if (point.data && point.chunk_bytes > 1000 && point.index == 1) fault.kind = Fault::Kind::kDuplicate;
+    return fault;
+  });
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
+  ASSERT_TRUE(a_->manager().StartSender(Send("t", Source(), Raw())).ok());
+  const TransferReport report = b_->Watch("t", Role::kReceiver)->WaitTerminal();
+  network_->SetFaultHook(nullptr);
+  // A copy beyond the credits is a violation and fails; within them it is dropped and counted. Never a wrong byte.
+  if (report.state == TransferState::kCommitted) {
+    EXPECT_EQ(Landed(), sent_);
+  } else {
+    EXPECT_EQ(ReasonOf(report.error), "PROTOCOL_VIOLATION");
+  }
+}
+
+TEST_F(EngineTest, ASilentPeerIsNoticedWithinTheProgressTimeout) {
+  Build();
+  Prepare();
+  network_->SetFaultHook([](const FaultPoint& point) {
+    Fault fault;
+    if (point.from == "b") fault.kind = Fault::Kind::kDrop;
+    return fault;
+  });
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
+  ASSERT_TRUE(a_->manager().StartSender(Send("t", Source(), Raw())).ok());
+  const TransferReport report = a_->Watch("t", Role::kSender)->WaitTerminal(6);
+  network_->SetFaultHook(nullptr);
+  EXPECT_EQ(report.state, TransferState::kFailed);
+  EXPECT_EQ(ReasonOf(report.error), "PEER_SILENT");
+}
+
 TEST_F(EngineTest, ManyTransfersBothWaysShareFourSlots) {
   EngineSettings settings;
   settings.slots = 4;
