@@ -1,5 +1,9 @@
 #include "kernels/cpu/cpu_backends.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "kernels/codec/table_backend.h"
 #include "kernels/cpu/simd_tables.h"
 
@@ -7,7 +11,12 @@ namespace spectrumkv {
 namespace {
 
 #if defined(__x86_64__)
-bool HasAvx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }
+// Asked of the CPU itself: clang 14 does not know "f16c".
+bool HasF16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+bool HasAvx2() { return __builtin_cpu_supports("avx2") && HasF16c(); }
 bool HasAvx512() {
   return HasAvx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
