@@ -65,10 +65,7 @@ void Transfer::Adopt(const std::shared_ptr<ControlSession>& session, const Hello
     refusal = MakeError(absl::StatusCode::kFailedPrecondition, "PEER_RESTARTED",
                         "the dialling daemon has restarted since the transfer began");
   }
-  if (!refusal.ok()) {
-    parts().metrics->CountError(ErrorStage(), refusal.code());
-    return control->Close(refusal);
-  }
+  if (!refusal.ok()) return control->Close(refusal);
   if (terminal()) return control->Close(MakeError(absl::StatusCode::kUnavailable, "SETTLING", "the transfer is ending"));
   if (link_.control != nullptr) {
     link_.control->Close(MakeError(absl::StatusCode::kAborted, "SUPERSEDED", "a newer attempt has taken over"));

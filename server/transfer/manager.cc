@@ -333,7 +333,11 @@ void TransferManagerImpl::Shutdown() {
 std::shared_ptr<ControlListener> TransferManagerImpl::OnControl(std::shared_ptr<ControlStream> stream) {
   auto session = std::make_shared<ControlSession>(
       [this](std::shared_ptr<ControlSession> s, HelloFrame hello) { OnHello(std::move(s), std::move(hello)); },
-      [this](const ControlSession* s) { parking_.Forget(s); });
+      [this](const ControlSession* s, const absl::Status& status) {
+        // Refused, broken or never joined: no transfer counts it.
+        parking_.Forget(s);
+        parts_.metrics->CountError(MetricStage::kQueue, status.code());
+      });
   session->BindStream(std::move(stream));
   return session;
 }
@@ -383,7 +387,6 @@ void TransferManagerImpl::OnHello(std::shared_ptr<ControlSession> session, Hello
       return;
     }
   }
-  parts_.metrics->CountError(MetricStage::kQueue, refusal.code());
   stream->Close(refusal);
 }
 

@@ -82,7 +82,7 @@ void ControlSession::OnClosed(absl::Status status) {
     }
     last = std::move(stream_);
   }
-  if (on_closed) on_closed(this);
+  if (on_closed) on_closed(this, status);
 }
 
 void DataSession::OnChunk(std::unique_ptr<ReceivedChunk> chunk) { transfer_->OnChunk(attempt_, std::move(chunk)); }

@@ -18,7 +18,7 @@ class Transfer;
 class ControlSession final : public ControlListener, public std::enable_shared_from_this<ControlSession> {
  public:
   using HelloHandler = std::function<void(std::shared_ptr<ControlSession>, HelloFrame)>;
-  using ClosedHandler = std::function<void(const ControlSession*)>;
+  using ClosedHandler = std::function<void(const ControlSession*, const absl::Status&)>;
 
   ControlSession() = default;
   // For an acceptor: `on_hello` once, then `on_closed` if the stream ends before Attach.
