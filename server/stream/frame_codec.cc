@@ -70,7 +70,8 @@ std::vector<FrameRun> RunsFrom(const Runs& runs, uint64_t end, const char* field
     const uint64_t run_end = uint64_t{run.first()} + run.count();
     check->Require(run.count() > 0, field, "has an empty run");
     check->Require(run.first() >= previous_end, field, "has runs that overlap or do not ascend");
-    check->Require(run_end <= end, field, "has a run that ends at " + std::to_string(run_end) + ", past " + std::to_string(end));
+    check->Require(run_end <= end, field,
+                   "has a run that ends at " + std::to_string(run_end) + ", past " + std::to_string(end));
     if (!check->ok()) return out;
     previous_end = run_end;
     out.push_back({run.first(), run.count()});
@@ -205,10 +206,16 @@ ReceiptFrame ReceiptFrom(const v1::Receipt& proto, Checker* check) {
   check->Text(proto.reason(), kMaxIdBytes, "receipt.reason");
   check->Text(proto.message(), kMaxMessageBytes, "receipt.message");
   const double seconds = proto.first_layer_ready_seconds();
-  check->Require(std::isfinite(seconds) && seconds >= 0, "receipt.first_layer_ready_seconds", "is negative or not finite");
+  check->Require(std::isfinite(seconds) && seconds >= 0, "receipt.first_layer_ready_seconds",
+                 "is negative or not finite");
   if (!check->ok()) return {};
-  return ReceiptFrame{static_cast<TransferState>(proto.state()), proto.code(), proto.reason(), proto.message(),
-                      proto.chunks_received(), proto.chunks_duplicate(), seconds};
+  return ReceiptFrame{static_cast<TransferState>(proto.state()),
+                      proto.code(),
+                      proto.reason(),
+                      proto.message(),
+                      proto.chunks_received(),
+                      proto.chunks_duplicate(),
+                      seconds};
 }
 
 // One overload per frame: how it is written.

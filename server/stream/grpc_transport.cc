@@ -5,15 +5,15 @@
 #include <mutex>
 #include <utility>
 
-#include "server/base/log.h"
-#include "server/base/status.h"
-#include "server/stream/status_codec.h"
-#include "server/stream/stream_core.h"
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/support/channel_arguments.h>
+#include "server/base/log.h"
+#include "server/base/status.h"
+#include "server/stream/status_codec.h"
+#include "server/stream/stream_core.h"
 
 namespace spectrumkv {
 namespace {
@@ -23,15 +23,17 @@ constexpr char kDataMethod[] = "/spectrumkv.v1.PeerService/Data";
 constexpr int64_t kControlConnection = -1;
 constexpr int64_t kShutdownTimeoutMs = 10'000;
 
-// The call of one dialled stream. Deletes itself in OnDone.
+using RawStub = grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>;
+
+// The call of one dialled stream.
 class DialReactor final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>, public Wire {
  public:
-  using OnEnd = std::function<void(const grpc::Status&)>;
-  DialReactor(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<StreamCore> core, OnEnd on_end)
-      : stub_(std::move(channel)), core_(std::move(core)), on_end_(std::move(on_end)) {}
+  using OnEnd = std::function<void(const grpc::Status&, const RawStub* stub)>;
+  DialReactor(std::shared_ptr<RawStub> stub, std::shared_ptr<StreamCore> core, OnEnd on_end)
+      : stub_(std::move(stub)), core_(std::move(core)), on_end_(std::move(on_end)) {}
 
   void Start(const char* method) {
-    stub_.PrepareBidiStreamingCall(&context_, method, {}, this);
+    stub_->PrepareBidiStreamingCall(&context_, method, {}, this);
     AddHold();  // for writes from outside reactions, until End
     StartRead(&read_message_);
     core_->Attach(this);
@@ -53,13 +55,15 @@ class DialReactor final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc:
   }
   void OnWriteDone(bool ok) override { core_->Written(ok); }
   void OnDone(const grpc::Status& status) override {
-    on_end_(status);
-    core_->Finished(FromGrpcStatus(status));
-    delete this;
+    on_end_(status, stub_.get());
+    // The last channel that goes ends gRPC's callback threads and waits for them, so it must not go on one of them; the
+    // call's context holds a channel too.
+    const std::shared_ptr<StreamCore> core = core_;
+    core->Finished(FromGrpcStatus(status), std::shared_ptr<DialReactor>(this));
   }
 
  private:
-  grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub_;
+  std::shared_ptr<RawStub> stub_;
   grpc::ClientContext context_;
   grpc::ByteBuffer read_message_;
   std::shared_ptr<StreamCore> core_;
@@ -99,18 +103,21 @@ StreamLimits LimitsOf(const GrpcTransportOptions& options) {
 class GrpcTransport::Impl {
  public:
   Impl(const GrpcTransportOptions& options, std::shared_ptr<grpc::ChannelCredentials> credentials)
-      : max_connections_(options.max_connections), args_(ChannelArgs(options)), credentials_(std::move(credentials)),
+      : max_connections_(options.max_connections),
+        args_(ChannelArgs(options)),
+        credentials_(std::move(credentials)),
         env_(LimitsOf(options)) {}
 
   StreamEnv& env() { return env_; }
 
   void Dial(const std::string& peer, int64_t connection, const char* method, const std::shared_ptr<StreamCore>& core) {
     const Key key(peer, connection);
-    std::shared_ptr<grpc::Channel> channel = Connection(key);
-    auto* reactor = new DialReactor(channel, core, [this, key, channel](const grpc::Status& status) {
-      // A connection that failed is in back-off; the next dial shall try at once.
-      if (status.error_code() == grpc::StatusCode::UNAVAILABLE) Forget(key, channel);
-    });
+    std::shared_ptr<RawStub> stub = Connection(key);
+    auto* reactor =
+        new DialReactor(std::move(stub), core, [this, key](const grpc::Status& status, const RawStub* used) {
+          // A connection that failed is in back-off; the next dial shall try at once.
+          if (status.error_code() == grpc::StatusCode::UNAVAILABLE) Forget(key, used);
+        });
     reactor->Start(method);
   }
 
@@ -127,34 +134,36 @@ class GrpcTransport::Impl {
  private:
   using Key = std::pair<std::string, int64_t>;
   struct Entry {
-    std::shared_ptr<grpc::Channel> channel;
+    std::shared_ptr<RawStub> stub;
     std::list<Key>::iterator recent;
   };
 
   // A connection that is dropped here lives on until its streams have ended.
-  std::shared_ptr<grpc::Channel> Connection(const Key& key) {
+  std::shared_ptr<RawStub> Connection(const Key& key) {
     std::lock_guard<std::mutex> lock(mutex_);
     auto found = connections_.find(key);
     if (found != connections_.end()) {
       recent_.splice(recent_.begin(), recent_, found->second.recent);
-      return found->second.channel;
+      return found->second.stub;
     }
     while (!recent_.empty() && connections_.size() >= max_connections_) {
-      connections_.erase(recent_.back());
+      auto oldest = connections_.find(recent_.back());
+      env_.Post([stub = std::move(oldest->second.stub)] {});  // not on a thread of gRPC's, see DialReactor::OnDone
+      connections_.erase(oldest);
       recent_.pop_back();
     }
-    auto channel = grpc::CreateCustomChannel(key.first, credentials_, args_);
+    auto stub = std::make_shared<RawStub>(grpc::CreateCustomChannel(key.first, credentials_, args_));
     recent_.push_front(key);
-    connections_[key] = Entry{channel, recent_.begin()};
-    return channel;
+    connections_[key] = Entry{stub, recent_.begin()};
+    return stub;
   }
 
-  void Forget(const Key& key, const std::shared_ptr<grpc::Channel>& channel) {
+  void Forget(const Key& key, const RawStub* stub) {
     std::lock_guard<std::mutex> lock(mutex_);
     auto found = connections_.find(key);
-    if (found == connections_.end() || found->second.channel != channel) return;
+    if (found == connections_.end() || found->second.stub.get() != stub) return;
     recent_.erase(found->second.recent);
-    connections_.erase(found);
+    connections_.erase(found);  // the call that failed still holds the stub
   }
 
   const size_t max_connections_;

@@ -63,7 +63,10 @@ std::shared_ptr<DataStream> NewMemoryData(std::shared_ptr<MemoryLink> link, int 
 }
 
 MemoryLink::MemoryLink(MemoryNetwork* network, std::string dialler, std::string acceptor, bool data, DataOpenFrame open)
-    : network_(network), names_{std::move(dialler), std::move(acceptor)}, is_data_(data), open_(std::move(open)),
+    : network_(network),
+      names_{std::move(dialler), std::move(acceptor)},
+      is_data_(data),
+      open_(std::move(open)),
       strand_(network->executor_) {}
 
 void MemoryLink::Connect() {
@@ -84,8 +87,9 @@ void MemoryLink::Accept() {
   if (is_data_) {
     data_listener_[1] = acceptor->OnData(NewMemoryData(shared_from_this(), 1), open_);
     if (data_listener_[1] != nullptr) return;
-    const absl::Status refused = MakeError(absl::StatusCode::kNotFound, "UNKNOWN_SESSION",
-                                           "no transfer waits for this Data stream", {{"transfer_id", open_.transfer_id}});
+    const absl::Status refused =
+        MakeError(absl::StatusCode::kNotFound, "UNKNOWN_SESSION", "no transfer waits for this Data stream",
+                  {{"transfer_id", open_.transfer_id}});
     return Terminate(refused, refused);
   }
   control_[1] = acceptor->OnControl(NewMemoryControl(shared_from_this(), 1));
@@ -185,14 +189,13 @@ void MemoryLink::Deliver(int from, Message message) {
     ReleaseHeld(from, true);
     return DeliverClose(from, message.status);
   }
-  FaultPoint point{names_[from], names_[1 - from], is_data_, open_.stream, index_[from]++, nullptr, message.chunk_bytes};
+  FaultPoint point{names_[from],   names_[1 - from], is_data_,           open_.stream,
+                   index_[from]++, nullptr,          message.chunk_bytes};
   if (!is_data_) point.frame = &message.frame;
   const Fault fault = network_->AskHook(point);
   switch (fault.kind) {
     case Fault::Kind::kDrop: return Return(message, true);
-    case Fault::Kind::kBreak:
-      Return(message, false);
-      return Terminate(PeerGone(names_[1]), PeerGone(names_[0]));
+    case Fault::Kind::kBreak: Return(message, false); return Terminate(PeerGone(names_[1]), PeerGone(names_[0]));
     case Fault::Kind::kHold: held_[from].push_back({std::move(message), fault.behind}); return;
     case Fault::Kind::kDelay: {
       auto self = shared_from_this();
@@ -264,7 +267,8 @@ void MemoryLink::HandFrame(int from, const ControlFrame& frame, const Fault& fau
   if (listener == nullptr) return;
   // What the bounds of the wire would refuse is refused here too.
   std::string bytes = FrameToProto(frame).SerializeAsString();
-  if (fault.kind == Fault::Kind::kCorrupt && !bytes.empty()) bytes[fault.byte % bytes.size()] ^= static_cast<char>(fault.mask);
+  if (fault.kind == Fault::Kind::kCorrupt && !bytes.empty())
+    bytes[fault.byte % bytes.size()] ^= static_cast<char>(fault.mask);
   v1::ControlFrame proto;
   absl::StatusOr<ControlFrame> parsed =
       proto.ParseFromString(bytes) ? FrameFromProto(proto) : MalformedFrame("frame", "does not parse");

@@ -82,7 +82,8 @@ void MemoryNetwork::SetFaultHook(FaultHook hook) {
 
 void MemoryNetwork::Track(const std::shared_ptr<MemoryLink>& link) {
   std::lock_guard<std::mutex> lock(mutex_);
-  links_.erase(std::remove_if(links_.begin(), links_.end(), [](const auto& weak) { return weak.expired(); }), links_.end());
+  links_.erase(std::remove_if(links_.begin(), links_.end(), [](const auto& weak) { return weak.expired(); }),
+               links_.end());
   links_.push_back(link);
 }
 

@@ -3,9 +3,9 @@
 #include <fstream>
 #include <sstream>
 
-#include "server/base/status.h"
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/security/server_credentials.h>
+#include "server/base/status.h"
 
 namespace spectrumkv {
 namespace {
@@ -23,8 +23,8 @@ absl::StatusOr<std::string> ReadPem(const std::string& path, const char* what) {
                      std::string(what) + " " + path + " cannot be read or is empty", {{"file", path}});
   }
   if (text.str().find("-----BEGIN ") == std::string::npos) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "TLS_FILE_INVALID", std::string(what) + " " + path + " is no PEM file",
-                     {{"file", path}});
+    return MakeError(absl::StatusCode::kInvalidArgument, "TLS_FILE_INVALID",
+                     std::string(what) + " " + path + " is no PEM file", {{"file", path}});
   }
   return text.str();
 }

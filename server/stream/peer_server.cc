@@ -6,15 +6,15 @@
 
 #include <google/protobuf/stubs/logging.h>
 
+#include <grpcpp/impl/server_builder_option.h>
+#include <grpcpp/impl/server_builder_plugin.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
 #include "server/base/log.h"
 #include "server/base/status.h"
 #include "server/stream/status_codec.h"
 #include "server/stream/stream_core.h"
 #include "spectrumkv/v1/peer_service.grpc.pb.h"
-#include <grpcpp/impl/server_builder_option.h>
-#include <grpcpp/impl/server_builder_plugin.h>
-#include <grpcpp/server.h>
-#include <grpcpp/server_builder.h>
 
 namespace spectrumkv {
 namespace {
@@ -23,7 +23,7 @@ constexpr int64_t kShutdownTimeoutMs = 8000;
 
 using RawReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 
-// The call of one accepted stream. Deletes itself in OnDone.
+// The call of one accepted stream.
 class AcceptReactor final : public RawReactor, public Wire {
  public:
   AcceptReactor(grpc::CallbackServerContext* context, std::shared_ptr<StreamCore> core)
@@ -45,8 +45,9 @@ class AcceptReactor final : public RawReactor, public Wire {
   void OnWriteDone(bool ok) override { core_->Written(ok); }
   void OnCancel() override { core_->Cancelled(); }
   void OnDone() override {
-    core_->Finished(context_->IsCancelled() ? absl::CancelledError("the peer broke off") : absl::OkStatus());
-    delete this;
+    const std::shared_ptr<StreamCore> core = core_;
+    core->Finished(context_->IsCancelled() ? absl::CancelledError("the peer broke off") : absl::OkStatus(),
+                   std::shared_ptr<AcceptReactor>(this));
   }
 
  private:
@@ -62,8 +63,8 @@ class RefusingReactor final : public RawReactor {
   void OnDone() override { delete this; }
 };
 
-class PeerServiceImpl final
-    : public v1::PeerService::WithRawCallbackMethod_Control<v1::PeerService::WithRawCallbackMethod_Data<v1::PeerService::Service>> {
+class PeerServiceImpl final : public v1::PeerService::WithRawCallbackMethod_Control<
+                                  v1::PeerService::WithRawCallbackMethod_Data<v1::PeerService::Service>> {
  public:
   PeerServiceImpl(StreamEnv* env, PeerAcceptor* acceptor, const PeerSecurity& security)
       : env_(env), acceptor_(acceptor), security_(security) {}
@@ -168,7 +169,8 @@ class PeerServer::Impl {
 
 PeerServer::PeerServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Start(const PeerServerOptions& options, PeerAcceptor* acceptor) {
+absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Start(const PeerServerOptions& options,
+                                                              PeerAcceptor* acceptor) {
   auto credentials = PeerServerCredentials(options.security);
   if (!credentials.ok()) return credentials.status();
   // Else a peer could write to our log, a line for each broken frame; it gets MALFORMED_FRAME instead.
@@ -180,12 +182,14 @@ absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Start(const PeerServerOp
   builder.RegisterService(&impl->service);
   impl->server = builder.BuildAndStart();
   if (impl->server == nullptr || impl->port == 0) {
-    return MakeError(absl::StatusCode::kUnavailable, "LISTEN_FAILED",
-                     "cannot listen on " + options.listen_address +
-                         ": in use by another process, not an address of this machine, not permitted, or bad credentials",
-                     {{"address", options.listen_address}});
+    return MakeError(
+        absl::StatusCode::kUnavailable, "LISTEN_FAILED",
+        "cannot listen on " + options.listen_address +
+            ": in use by another process, not an address of this machine, not permitted, or bad credentials",
+        {{"address", options.listen_address}});
   }
-  impl->address = options.listen_address.substr(0, options.listen_address.rfind(':')) + ":" + std::to_string(impl->port);
+  impl->address =
+      options.listen_address.substr(0, options.listen_address.rfind(':')) + ":" + std::to_string(impl->port);
   return std::unique_ptr<PeerServer>(new PeerServer(std::move(impl)));
 }
 

@@ -18,15 +18,15 @@ struct PeerServerOptions {
   PeerSecurity security;
   size_t max_message_bytes = size_t{16} << 20;
   // HTTP/2 streams per connection; a peer that opens more waits.
-  int max_streams_per_connection = 128;
+  int max_streams_per_connection = 4096;
   // From the start of a Data stream to its DataOpen.
   int64_t open_timeout_ms = 10'000;
 };
 
 class PeerServer {
  public:
-  // Serves when it returns. UNAVAILABLE LISTEN_FAILED where the address is taken, not local or not permitted; the errors
-  // of peer_security.h. `acceptor` must outlive the server.
+  // Serves when it returns. UNAVAILABLE LISTEN_FAILED where the address is taken, not local or not permitted; the
+  // errors of peer_security.h. `acceptor` must outlive the server.
   static absl::StatusOr<std::unique_ptr<PeerServer>> Start(const PeerServerOptions& options, PeerAcceptor* acceptor);
   // As Shutdown.
   ~PeerServer();

@@ -100,7 +100,8 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
 absl::Status FromGrpcStatus(const grpc::Status& status) {
   if (status.ok()) return absl::OkStatus();
   const int raw_code = static_cast<int>(status.error_code());
-  const auto code = raw_code >= 1 && raw_code <= 16 ? static_cast<absl::StatusCode>(raw_code) : absl::StatusCode::kUnknown;
+  const auto code =
+      raw_code >= 1 && raw_code <= 16 ? static_cast<absl::StatusCode>(raw_code) : absl::StatusCode::kUnknown;
   const std::string message = CleanText(status.error_message(), kMaxMessageBytes);
   std::string reason;
   Metadata metadata;

@@ -5,8 +5,8 @@
 // in 2 KiB together are left out, bytes that are no UTF-8 become '?'.
 #pragma once
 
-#include "absl/status/status.h"
 #include <grpcpp/support/status.h>
+#include "absl/status/status.h"
 
 namespace spectrumkv {
 

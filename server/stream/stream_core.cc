@@ -166,21 +166,21 @@ absl::Status StreamCore::FinalStatusLocked(const absl::Status& wire_status) cons
     case absl::StatusCode::kUnknown:
     case absl::StatusCode::kDeadlineExceeded:
       return MakeError(absl::StatusCode::kUnavailable,
-                       side_ == Side::kDialler && !connected_ ? "PEER_UNREACHABLE" : "PEER_GONE", text, {{"peer", peer_}});
+                       side_ == Side::kDialler && !connected_ ? "PEER_UNREACHABLE" : "PEER_GONE", text,
+                       {{"peer", peer_}});
     case absl::StatusCode::kResourceExhausted:
       return MakeError(wire_status.code(), "MESSAGE_TOO_LARGE", text, {{"peer", peer_}});
-    case absl::StatusCode::kUnimplemented:
-      return MakeError(wire_status.code(), "NOT_A_PEER", text, {{"peer", peer_}});
-    default:
-      return MakeError(wire_status.code(), "PEER_REFUSED", text, {{"peer", peer_}});
+    case absl::StatusCode::kUnimplemented: return MakeError(wire_status.code(), "NOT_A_PEER", text, {{"peer", peer_}});
+    default: return MakeError(wire_status.code(), "PEER_REFUSED", text, {{"peer", peer_}});
   }
 }
 
-void StreamCore::Finished(const absl::Status& wire_status) {
+void StreamCore::Finished(const absl::Status& wire_status, std::shared_ptr<void> call) {
   absl::Status status;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     wire_ = nullptr;
+    env_->Post([call = std::move(call)] {});
     finished_ = true;
     status = FinalStatusLocked(wire_status);
     if (!status.ok()) failed_ = true;
@@ -194,7 +194,10 @@ void StreamCore::Finished(const absl::Status& wire_status) {
       // connection, and OnClosed does not wait that long.
       std::weak_ptr<StreamCore> weak = weak_from_this();
       timer_ = env_->clock().CallAt(env_->clock().NowNs() + env_->limits().linger_ms * 1'000'000, [weak] {
-        if (auto core = weak.lock()) core->env_->Post([core] { core->DeliverClosed(core->closed_status_); });
+        auto core = weak.lock();
+        if (core == nullptr) return;
+        std::lock_guard<std::mutex> late_lock(core->mutex_);  // as long as it is pending, the env lives
+        if (core->closed_pending_) core->env_->Post([core] { core->DeliverClosed(core->closed_status_); });
       });
       return;
     }
@@ -245,9 +248,10 @@ void StreamCore::ArmTimerLocked(int64_t delay_ms, absl::Status status) {
   DisarmTimerLocked();
   std::weak_ptr<StreamCore> weak = weak_from_this();
   const uint64_t serial = timer_serial_;
-  timer_ = env_->clock().CallAt(env_->clock().NowNs() + delay_ms * 1'000'000, [weak, serial, status = std::move(status)] {
-    if (auto core = weak.lock()) core->TimerFired(serial, status);
-  });
+  timer_ =
+      env_->clock().CallAt(env_->clock().NowNs() + delay_ms * 1'000'000, [weak, serial, status = std::move(status)] {
+        if (auto core = weak.lock()) core->TimerFired(serial, status);
+      });
 }
 
 void StreamCore::DisarmTimerLocked() {

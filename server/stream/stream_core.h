@@ -14,10 +14,10 @@
 #include <mutex>
 #include <string>
 
+#include <grpcpp/support/byte_buffer.h>
 #include "absl/status/status.h"
 #include "server/stream/stream_env.h"
 #include "server/stream/transport.h"
-#include <grpcpp/support/byte_buffer.h>
 
 namespace spectrumkv {
 
@@ -53,7 +53,8 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
   bool Read(bool ok, bool cancelled, grpc::ByteBuffer* message);
   void Written(bool ok);
   void Cancelled();
-  void Finished(const absl::Status& wire_status);
+  // Finished destroys `call` on the env's thread.
+  void Finished(const absl::Status& wire_status, std::shared_ptr<void> call);
 
  protected:
   // Bytes of a message from the peer; an error closes the stream with it.
@@ -91,11 +92,11 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
   grpc::ByteBuffer writing_message_;
   bool writing_ = false;
   bool connected_ = false;
-  bool closing_ = false;   // end the stream when the queue is empty
-  bool lost_ = false;      // the call broke or was cut: nothing more is written
-  bool deaf_ = false;      // closed with an error here: nothing more is delivered
-  bool ended_ = false;     // Wire::End was called
-  bool finished_ = false;  // Finished came
+  bool closing_ = false;      // end the stream when the queue is empty
+  bool lost_ = false;         // the call broke or was cut: nothing more is written
+  bool deaf_ = false;         // closed with an error here: nothing more is delivered
+  bool ended_ = false;        // Wire::End was called
+  bool finished_ = false;     // Finished came
   absl::Status local_error_;  // what this side closed with, if not OK
   TimerId timer_ = 0;
   uint64_t timer_serial_ = 0;

@@ -10,6 +10,13 @@ namespace spectrumkv {
 
 StreamEnv::StreamEnv(const StreamLimits& limits) : limits_(limits), clock_(NewSystemClock()), loop_(1) {}
 
+StreamEnv::~StreamEnv() { std::lock_guard<std::mutex> lock(post_mutex_); }
+
+void StreamEnv::Post(std::function<void()> task) {
+  std::lock_guard<std::mutex> lock(post_mutex_);
+  loop_.Post(std::move(task));
+}
+
 bool StreamEnv::Add(StreamCore* core, std::weak_ptr<StreamCore> weak) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (stopping_) return false;
@@ -48,7 +55,8 @@ void StreamEnv::Stop(const absl::Status& status) {
 
 bool StreamEnv::WaitIdle(int64_t timeout_ms) {
   std::unique_lock<std::mutex> lock(mutex_);
-  return idle_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [this] { return streams_.empty() && chunks_ == 0; });
+  return idle_.wait_for(lock, std::chrono::milliseconds(timeout_ms),
+                        [this] { return streams_.empty() && chunks_ == 0; });
 }
 
 }  // namespace spectrumkv

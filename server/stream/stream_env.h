@@ -34,9 +34,11 @@ struct StreamLimits {
 class StreamEnv {
  public:
   explicit StreamEnv(const StreamLimits& limits);
+  // REQUIRES: WaitIdle has returned true.
+  ~StreamEnv();
 
   const StreamLimits& limits() const { return limits_; }
-  void Post(std::function<void()> task) { loop_.Post(std::move(task)); }
+  void Post(std::function<void()> task);
   Clock& clock() { return *clock_; }
 
   // False once Stop has begun. A registered stream stays until Remove.
@@ -57,6 +59,7 @@ class StreamEnv {
   bool stopping_ = false;
   size_t chunks_ = 0;
   std::map<StreamCore*, std::weak_ptr<StreamCore>> streams_;
+  std::mutex post_mutex_;  // a Post is over before the end of what it posted can end the env
   std::unique_ptr<Clock> clock_;
   ThreadPool loop_;
 };

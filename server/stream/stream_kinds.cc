@@ -4,11 +4,11 @@
 #include <utility>
 #include <vector>
 
+#include <grpcpp/support/proto_buffer_reader.h>
 #include "server/base/status.h"
 #include "server/stream/data_codec.h"
 #include "server/stream/frame_codec.h"
 #include "server/stream/stream_core.h"
-#include <grpcpp/support/proto_buffer_reader.h>
 
 namespace spectrumkv {
 namespace {
@@ -91,8 +91,8 @@ void DataCore::SendOpen(const DataOpenFrame& open) {
 }
 
 void DataCore::ExpectOpen() {
-  ArmTimer(env_->limits().open_timeout_ms,
-           MakeError(absl::StatusCode::kDeadlineExceeded, "NO_OPEN", "the Data stream did not begin with DataOpen in time"));
+  ArmTimer(env_->limits().open_timeout_ms, MakeError(absl::StatusCode::kDeadlineExceeded, "NO_OPEN",
+                                                     "the Data stream did not begin with DataOpen in time"));
 }
 
 void DataCore::SendChunk(Slot slot, size_t chunk_bytes, std::function<void(bool sent)> done) {

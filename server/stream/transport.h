@@ -2,8 +2,9 @@
 // decides nothing. GrpcTransport is the real one, MemoryTransport (server/stream/memory_transport.h) joins two ends in
 // one process for tests.
 //
-// Threads: every method may be called from any thread. Listener callbacks come from transport threads, one at a time per
-// stream, and must return quickly. A stream keeps its listener alive until OnClosed, which comes exactly once and last.
+// Threads: every method may be called from any thread. Listener callbacks come from transport threads, one at a time
+// per stream, and must return quickly. A stream keeps its listener alive until OnClosed, which comes exactly once and
+// last.
 #pragma once
 
 #include <cstddef>
@@ -44,8 +45,8 @@ class ControlStream {
   // Queued without bound on memory only up to 64 frames; beyond that the stream is closed (RESOURCE_EXHAUSTED). Ignored
   // after Close.
   virtual void Send(ControlFrame frame) = 0;
-  // Sends what is queued, then ends the stream; the peer sees `status` (a dialler can only end in good order with OK, or
-  // break off). Idempotent. OnClosed follows, at the latest a few seconds later.
+  // Sends what is queued, then ends the stream; the peer sees `status` (a dialler can only end in good order with OK,
+  // or break off). Idempotent. OnClosed follows, at the latest a few seconds later.
   virtual void Close(absl::Status status) = 0;
   // Who is at the other end, for logs and ListPeers.
   virtual std::string peer() const = 0;
@@ -62,9 +63,10 @@ class DataListener {
 class DataStream {
  public:
   virtual ~DataStream() = default;
-  // Lends the first chunk_bytes of the slot to the network without a copy. `done` comes exactly once, when the bytes are
-  // no longer needed (true) or will never be sent (false); the slot is released just before. At most 4 may be
-  // outstanding per stream.
+  // Lends the first chunk_bytes of the slot to the network without a copy. `done` comes exactly once, when the bytes
+  // are no longer needed (true) or will never be sent (false); the slot is released just before. At most 4 may be
+  // outstanding per stream. OnClosed comes after every `done`, save where a peer has stopped reading and the network
+  // holds on to chunks for more than two seconds.
   virtual void SendChunk(Slot slot, size_t chunk_bytes, std::function<void(bool sent)> done) = 0;
   // As ControlStream::Close; waits for queued chunks only when status is OK.
   virtual void Close(absl::Status status) = 0;

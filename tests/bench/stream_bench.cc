@@ -19,15 +19,15 @@
 #include <thread>
 #include <vector>
 
+#include <grpcpp/create_channel.h>
+#include <grpcpp/impl/rpc_method.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/support/sync_stream.h>
 #include "server/memory/slot_pool.h"
 #include "server/stream/data_codec.h"
 #include "server/stream/grpc_transport.h"
 #include "server/stream/peer_server.h"
 #include "server/stream/tune_allocator.h"
-#include <grpcpp/create_channel.h>
-#include <grpcpp/impl/rpc_method.h>
-#include <grpcpp/security/credentials.h>
-#include <grpcpp/support/sync_stream.h>
 
 namespace spectrumkv {
 namespace {
@@ -107,10 +107,14 @@ Rate PlainTcp(size_t chunk_bytes, int streams, double seconds) {
   return rate;
 }
 
-class CountingAcceptor final : public PeerAcceptor, public DataListener, public std::enable_shared_from_this<CountingAcceptor> {
+class CountingAcceptor final : public PeerAcceptor,
+                               public DataListener,
+                               public std::enable_shared_from_this<CountingAcceptor> {
  public:
   std::shared_ptr<ControlListener> OnControl(std::shared_ptr<ControlStream>) override { return nullptr; }
-  std::shared_ptr<DataListener> OnData(std::shared_ptr<DataStream>, const DataOpenFrame&) override { return shared_from_this(); }
+  std::shared_ptr<DataListener> OnData(std::shared_ptr<DataStream>, const DataOpenFrame&) override {
+    return shared_from_this();
+  }
   void OnChunk(std::unique_ptr<ReceivedChunk> chunk) override { received += chunk->size(); }
   void OnClosed(absl::Status) override {}
   std::atomic<uint64_t> received{0};
@@ -232,7 +236,8 @@ int RunStreamBench(int argc, char** argv) {
   }
   TuneAllocator();
   std::printf("Loopback, both ends in this process. GB/s (CPU seconds per GB, both ends).\n");
-  std::printf("%8s %8s %16s %16s %7s %16s\n", "chunk", "streams", "plain TCP", "chunk streams", "ratio", "blocking writer");
+  std::printf("%8s %8s %16s %16s %7s %16s\n", "chunk", "streams", "plain TCP", "chunk streams", "ratio",
+              "blocking writer");
   for (size_t kib : {1024, 512, 256}) {
     for (int streams : {1, 2}) {
       const size_t bytes = kib << 10;

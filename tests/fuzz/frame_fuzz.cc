@@ -1,5 +1,5 @@
-// Whatever a peer writes on its streams. The first byte chooses the kind (even: a control frame, odd: a Data message cut
-// into pieces of its size / 2): it is refused, or means what protobuf says it means, and never crashes.
+// Whatever a peer writes on its streams. The first byte chooses the kind (even: a control frame, odd: a Data message
+// cut into pieces of its size / 2): it is refused, or means what protobuf says it means, and never crashes.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -48,7 +48,8 @@ void RunData(const std::string& bytes, size_t piece_bytes) {
   v1::DataRequest request;
   Check(request.ParseFromString(bytes), "what is accepted is protobuf");
   if (const auto* extent = std::get_if<ChunkExtent>(&*message)) {
-    Check(extent->bytes <= bytes.size() && extent->offset <= bytes.size() - extent->bytes, "a chunk lies in its message");
+    Check(extent->bytes <= bytes.size() && extent->offset <= bytes.size() - extent->bytes,
+          "a chunk lies in its message");
     Check(request.frame_case() == v1::DataRequest::kChunk, "a chunk is a chunk");
     Check(request.chunk() == bytes.substr(extent->offset, extent->bytes), "the chunk's bytes");
   } else {

@@ -51,10 +51,16 @@ TEST_F(FrameFuzz, Mutations) {
       const size_t at = input.empty() ? 0 : random() % input.size();
       const auto where = input.begin() + static_cast<std::ptrdiff_t>(at);
       switch (random() % 5) {
-        case 0: if (!input.empty()) input[at] ^= static_cast<uint8_t>(1u << random() % 8); break;
-        case 1: if (!input.empty()) input[at] = kOdd[random() % sizeof kOdd]; break;
+        case 0:
+          if (!input.empty()) input[at] ^= static_cast<uint8_t>(1u << random() % 8);
+          break;
+        case 1:
+          if (!input.empty()) input[at] = kOdd[random() % sizeof kOdd];
+          break;
         case 2: input.insert(where, kOdd[random() % sizeof kOdd]); break;
-        case 3: if (!input.empty()) input.erase(where); break;
+        case 3:
+          if (!input.empty()) input.erase(where);
+          break;
         default: {
           const Bytes& other = corpus[random() % corpus.size()];
           input.insert(input.end(), other.begin() + (other.empty() ? 0 : 1), other.end());

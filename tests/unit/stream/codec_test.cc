@@ -89,7 +89,8 @@ TEST(FrameCodec, TheOtherFramesKeepEveryField) {
   EXPECT_EQ(reply.epoch, 1u);
   EXPECT_EQ(reply.session, 2u);
   EXPECT_EQ(reply.shape.groups.size(), 1u);
-  const auto manifest = std::get<ManifestFrame>(RoundTrip(ManifestFrame{100, {{0, 4}, {4, 1}, {90, 10}}, SmallShape(), 60, 2}));
+  const auto manifest =
+      std::get<ManifestFrame>(RoundTrip(ManifestFrame{100, {{0, 4}, {4, 1}, {90, 10}}, SmallShape(), 60, 2}));
   EXPECT_EQ(manifest.token_count, 100u);
   ASSERT_EQ(manifest.kept_tokens.size(), 3u);
   EXPECT_EQ(manifest.kept_tokens[2].first, 90u);
@@ -108,7 +109,8 @@ TEST(FrameCodec, TheOtherFramesKeepEveryField) {
   EXPECT_EQ(cancel.code, 4);
   EXPECT_EQ(cancel.reason, "R");
   EXPECT_EQ(cancel.message, "m");
-  const auto receipt = std::get<ReceiptFrame>(RoundTrip(ReceiptFrame{TransferState::kCommitted, 0, "", "", 60, 1, 0.25}));
+  const auto receipt =
+      std::get<ReceiptFrame>(RoundTrip(ReceiptFrame{TransferState::kCommitted, 0, "", "", 60, 1, 0.25}));
   EXPECT_EQ(receipt.state, TransferState::kCommitted);
   EXPECT_EQ(receipt.chunks_received, 60u);
   EXPECT_EQ(receipt.chunks_duplicate, 1u);
@@ -247,7 +249,9 @@ TEST(DataCodec, RefusesBrokenMessages) {
   using namespace std::string_literals;
   EXPECT_EQ(reason(""), "MALFORMED_FRAME");
   EXPECT_EQ(reason("\x12"), "MALFORMED_FRAME");
-  EXPECT_EQ(reason("\x12\x05" "abc"), "MALFORMED_FRAME");
+  EXPECT_EQ(reason("\x12\x05"
+                   "abc"),
+            "MALFORMED_FRAME");
   EXPECT_EQ(reason("\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"), "MALFORMED_FRAME") << "2^64 - 1 bytes";
   EXPECT_EQ(reason("\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f"), "MALFORMED_FRAME") << "a varint of 70 bits";
   EXPECT_EQ(reason("\x0a\x02\xff\xff"), "MALFORMED_FRAME");
@@ -255,8 +259,13 @@ TEST(DataCodec, RefusesBrokenMessages) {
   EXPECT_EQ(reason("\0\0"s), "MALFORMED_FRAME") << "field 0";
   EXPECT_EQ(reason("\x1a\x01x"), "MALFORMED_FRAME") << "only an unknown field";
   EXPECT_EQ(reason("\x1a\x01x\x12\x01y"), "accepted") << "an unknown field beside a chunk";
-  EXPECT_EQ(reason("\x12\x01y\x1d" "abcd\x20\x07\x29" "12345678"), "accepted");
-  EXPECT_EQ(reason("\x12\x01y\x1d" "abc"), "MALFORMED_FRAME");
+  EXPECT_EQ(reason("\x12\x01y\x1d"
+                   "abcd\x20\x07\x29"
+                   "12345678"),
+            "accepted");
+  EXPECT_EQ(reason("\x12\x01y\x1d"
+                   "abc"),
+            "MALFORMED_FRAME");
   v1::DataRequest no_id;
   no_id.mutable_open()->set_attempt(1);
   EXPECT_EQ(reason(no_id.SerializeAsString()), "MALFORMED_FRAME");
@@ -264,8 +273,8 @@ TEST(DataCodec, RefusesBrokenMessages) {
 
 TEST(StatusCodec, KeepsCodeReasonMetadataAndRetry) {
   for (int code = 1; code <= 16; ++code) {
-    const absl::Status want = MakeError(static_cast<absl::StatusCode>(code), "SOME_REASON_1", "what went wrong: \xc3\xa9",
-                                        {{"field", "heads"}, {"value", "12"}}, 1234);
+    const absl::Status want = MakeError(static_cast<absl::StatusCode>(code), "SOME_REASON_1",
+                                        "what went wrong: \xc3\xa9", {{"field", "heads"}, {"value", "12"}}, 1234);
     const grpc::Status wire = ToGrpcStatus(want);
     EXPECT_EQ(static_cast<int>(wire.error_code()), code);
     const absl::Status got = FromGrpcStatus(wire);
@@ -285,8 +294,8 @@ TEST(StatusCodec, KeepsCodeReasonMetadataAndRetry) {
 TEST(StatusCodec, StaysInsideTrailersAndTextBounds) {
   Metadata metadata;
   for (int i = 0; i < 100; ++i) metadata["key" + std::to_string(i)] = std::string(100, 'v');
-  const grpc::Status wire = ToGrpcStatus(
-      MakeError(absl::StatusCode::kInternal, "BIG", std::string("bad \xff byte ") + std::string(10'000, 'm'), metadata));
+  const grpc::Status wire = ToGrpcStatus(MakeError(absl::StatusCode::kInternal, "BIG",
+                                                   std::string("bad \xff byte ") + std::string(10'000, 'm'), metadata));
   // Percent-encoding may triple the message, base64 adds a third to the details.
   EXPECT_LT(wire.error_message().size() * 3 + wire.error_details().size() * 4 / 3, 8000u);
   const absl::Status got = FromGrpcStatus(wire);

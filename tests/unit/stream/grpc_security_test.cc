@@ -52,7 +52,8 @@ TEST_F(SecurityTest, PeersOfOneCaTalk) {
 TEST_F(SecurityTest, StrangersAreRefused) {
   const PeerSecurity server = ca_.Issue("spectrumkv");
   EXPECT_EQ(Dial(server, PeerSecurity{}).code(), absl::StatusCode::kUnavailable) << "no TLS";
-  EXPECT_EQ(Dial(PeerSecurity{}, ca_.Issue("spectrumkv")).code(), absl::StatusCode::kUnavailable) << "server without TLS";
+  EXPECT_EQ(Dial(PeerSecurity{}, ca_.Issue("spectrumkv")).code(), absl::StatusCode::kUnavailable)
+      << "server without TLS";
   PeerSecurity foreign = other_ca_.Issue("spectrumkv");
   EXPECT_EQ(Dial(server, foreign).code(), absl::StatusCode::kUnavailable) << "the client distrusts the server";
   foreign.ca_file = ca_.ca_file();

@@ -5,22 +5,22 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <atomic>
+#include <chrono>
 #include <fstream>
 #include <future>
 #include <sstream>
 #include <thread>
 
+#include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/security/credentials.h>
 #include "server/base/status.h"
 #include "server/stream/grpc_transport.h"
 #include "server/stream/peer_server.h"
 #include "server/stream/status_codec.h"
 #include "spectrumkv/v1/peer_service.grpc.pb.h"
 #include "tests/unit/stream/stream_fixtures.h"
-#include <grpcpp/create_channel.h>
-#include <grpcpp/generic/generic_stub.h>
-#include <grpcpp/security/credentials.h>
 
 namespace spectrumkv {
 namespace {
@@ -60,7 +60,8 @@ class GrpcTest : public testing::Test {
     grpc::ChannelArguments args;
     args.SetMaxReceiveMessageSize(-1);
     args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    return v1::PeerService::NewStub(grpc::CreateCustomChannel(server_->address(), grpc::InsecureChannelCredentials(), args));
+    return v1::PeerService::NewStub(
+        grpc::CreateCustomChannel(server_->address(), grpc::InsecureChannelCredentials(), args));
   }
   SlotPool pool_{16, size_t{1} << 20};
   RecordingAcceptor acceptor_;
@@ -115,8 +116,8 @@ TEST_F(GrpcTest, UnreachablePeersAreToldInTime) {
   GrpcTransportOptions options;
   options.connect_timeout_ms = 400;
   auto transport = NewTransport(options);
-  for (const std::string& address : {closed_port, "127.0.0.1:" + std::to_string(ntohs(any.sin_port)), std::string("no port"),
-                                     std::string("does-not-exist.invalid:1")}) {
+  for (const std::string& address : {closed_port, "127.0.0.1:" + std::to_string(ntohs(any.sin_port)),
+                                     std::string("no port"), std::string("does-not-exist.invalid:1")}) {
     const auto begin = steady_clock::now();
     auto control = std::make_shared<Recorder>();
     auto data = std::make_shared<Recorder>();
@@ -271,7 +272,8 @@ TEST_F(GrpcTest, MalformedMessagesCloseTheStreamAndNothingElse) {
   };
   for (const Case& c : {Case{control, "\xff\xff\xff", "frame"}, Case{control, ""s, "frame"},
                         Case{control, "\x0a\x04\x0a\x02\x18\x07"s, "hello.role"}, Case{data, "\xff\xff", "frame"},
-                        Case{data, "\x12\x01x", "chunk"}, Case{data, "\x12\x7fx", "chunk"}, Case{data, "\x0a\x00"s, "open.transfer_id"}}) {
+                        Case{data, "\x12\x01x", "chunk"}, Case{data, "\x12\x7fx", "chunk"},
+                        Case{data, "\x0a\x00"s, "open.transfer_id"}}) {
     const absl::Status status = SendRaw(server_->address(), c.method, c.bytes);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
     EXPECT_EQ(ReasonOf(status), "MALFORMED_FRAME");
@@ -317,8 +319,8 @@ TEST_F(GrpcTest, APeerThatNeverOpensIsClosed) {
   EXPECT_NE(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << "the client's own deadline came first";
 }
 
-// A peer that takes chunks from the connection but never from the stream: Close ends it in seconds, slots come home, and
-// another stream of the same transport is not held up.
+// A peer that takes chunks from the connection but never from the stream: Close ends it in seconds, slots come home,
+// and another stream of the same transport is not held up.
 TEST_F(GrpcTest, APeerThatNeverReadsBlocksNobody) {
   StartServer();
   auto stub = OrdinaryClient();
