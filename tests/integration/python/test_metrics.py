@@ -42,11 +42,6 @@ def grown(before, after, name):
     return after.get(name, 0) - before.get(name, 0)
 
 
-def settled_metrics(daemon):
-    """Gauges are refreshed now and then; counters at once."""
-    return daemon.metrics()
-
-
 def test_promtool_has_nothing_to_say(pair):
     promtool = shutil.which("promtool")
     if promtool is None:
@@ -181,7 +176,7 @@ def _owned():
 # Series that need more than transfers: a certificate, a drain, a connection that is cut (which has its own test).
 ELSEWHERE = {"spectrumkv_certificate_expiry_timestamp_seconds", "spectrumkv_draining", "spectrumkv_chunks_resent_total",
              "spectrumkv_chunks_duplicate_total", "spectrumkv_reconstruction_error_ratio",
-             "spectrumkv_build_info", "spectrumkv_codec_info", "spectrumkv_inflight_transfers"}  # fmt: skip
+             "spectrumkv_overhead_bytes_total", "spectrumkv_build_info", "spectrumkv_codec_info", "spectrumkv_inflight_transfers"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +224,12 @@ def test_every_stage_and_tier_moves(moved):
     assert grown(before, after, 'spectrumkv_leases_expired_total{kind="pool"}') == 1
 
 
+@pytest.mark.xfail(strict=True, reason="the daemon does not count these bytes yet")
+def test_overhead_bytes_are_counted(moved):
+    before, after, _ = moved
+    assert grown(before, after, "spectrumkv_overhead_bytes_total") > 0
+
+
 @pytest.mark.xfail(strict=True, reason="the daemon does not sample reconstruction errors yet")
 def test_reconstruction_error_is_sampled(moved):
     before, after, _ = moved
@@ -250,10 +251,17 @@ def test_inflight_and_blocks_follow_a_transfer(pair):
     b = make_side(target, there, [group], {0: [1, 2, 3]})
     with b.pool:
         quiet = there.metrics()
+
+        def comes(name, value):  # gauges are refreshed now and then
+            end = time.monotonic() + 5
+            while grown(quiet, there.metrics(), name) != value:
+                assert time.monotonic() < end, name
+                time.sleep(0.05)
+
         name = unique("waits")
         target.expect(name, pool=b.pool, token_count=10, blocks=b.blocks)
-        assert grown(quiet, there.metrics(), "spectrumkv_inflight_transfers") == 1
-        assert grown(quiet, there.metrics(), 'spectrumkv_pool_blocks{state="receiving"}') == 3
+        comes("spectrumkv_inflight_transfers", 1)
+        comes('spectrumkv_pool_blocks{state="receiving"}', 3)
         target.cancel(name)
-        assert grown(quiet, there.metrics(), "spectrumkv_inflight_transfers") == 0
-        assert grown(quiet, there.metrics(), 'spectrumkv_pool_blocks{state="receiving"}') == 0
+        comes("spectrumkv_inflight_transfers", 0)
+        comes('spectrumkv_pool_blocks{state="receiving"}', 0)
