@@ -184,3 +184,25 @@ def test_nonfinite_values_come_out_as_they_went_in():
     got = wire.expected_words(words, tiers, tiers, wire.DType.FLOAT16)
     assert got.escaped == 2
     assert got.words[0, 0, 5, 0, 1] == 0x7C01 and got.words[0, 1, 66, 0, 7] == 0xFC00
+
+
+@pytest.mark.parametrize("source, word, target, converted", [
+    ("FLOAT16", 0x3C00, "BFLOAT16", 0x3F80),
+    ("FLOAT16", 0x3C01, "BFLOAT16", 0x3F80),  # rounded
+    ("FLOAT16", 0x7C00, "BFLOAT16", 0x7F80),
+    ("FLOAT16", 0xFC00, "FLOAT32", 0xFF800000),
+    ("FLOAT16", 0xFE55, "BFLOAT16", 0xFFC0),  # a NaN becomes the quiet one of its sign
+    ("FLOAT16", 0x8001, "FLOAT32", 0xB3800000),
+    ("BFLOAT16", 0x7F7F, "FLOAT16", 0x7BFF),  # saturates
+    ("BFLOAT16", 0x8000, "FLOAT16", 0x8000),
+    ("BFLOAT16", 0x7F81, "BFLOAT16", 0x7F81),  # the same type: bit for bit
+    ("FLOAT32", 0xFF7FFFFF, "BFLOAT16", 0xFF7F),
+    ("FLOAT32", 0x7FC00001, "FLOAT16", 0x7E00),
+])  # fmt: skip
+def test_raw_words_on_their_way_into_another_type(source, word, target, converted):
+    dtype, to = wire.DType[source], wire.DType[target]
+    k = np.full((3, 2, 8), word, dtype.word_type)
+    tiers = np.zeros(3, np.uint8)
+    decoded = wire.decode_chunk(wire.encode_chunk(k, k, tiers, tiers, dtype), to)
+    assert decoded.k.dtype == to.word_type
+    assert (decoded.k == converted).all() and (decoded.v == converted).all()
