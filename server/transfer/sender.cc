@@ -167,6 +167,7 @@ void SenderTransfer::OnCancelFrame(const CancelFrame& cancel) {
 void SenderTransfer::OnLinkLost() {
   accepted_ = false;
   credits_ = 0;
+  NoteCreditStall();
   outstanding_.clear();
   for (Encoded& encoded : encoded_) PutBack(encoded.chunk_index);
   encoded_.clear();
@@ -193,8 +194,22 @@ void SenderTransfer::PutBack(uint32_t chunk_index) {
   ready_.push_front(chunk_index);
 }
 
-// Takes as many slots as there are credits, planned chunks and room on the streams.
 void SenderTransfer::Pump() {
+  TakeSlots();
+  NoteCreditStall();
+}
+
+// Adds the wait since the last look; a chunk that is ready and has no credit begins the next.
+void SenderTransfer::NoteCreditStall() {
+  const int64_t now_ns = NowNs();
+  if (stalled_since_ns_ != 0) {
+    parts().metrics->AddCreditStall(static_cast<double>(now_ns - stalled_since_ns_) * 1e-9);
+  }
+  stalled_since_ns_ = accepted_ && !terminal() && credits_ == 0 && !ready_.empty() ? now_ns : 0;
+}
+
+// As many as there are credits, planned chunks and room on the streams.
+void SenderTransfer::TakeSlots() {
   if (terminal() || !accepted_ || link_.data.empty()) return;
   if (outstanding_.size() < link_.data.size()) outstanding_.resize(link_.data.size(), 0);
   HandToNetwork();
@@ -308,6 +323,7 @@ void SenderTransfer::StopWork() {
   if (wants_slot_ && slot_wait_ != 0) parts().send_slots->Cancel(slot_wait_);
   encoded_.clear();
   ready_.clear();
+  NoteCreditStall();
   gate_.Close([self = shared_from_this(), this] { Post([this] { Settle(); }); });
 }
 

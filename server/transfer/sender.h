@@ -61,6 +61,8 @@ class SenderTransfer final : public Transfer {
 
   // Sending.
   void Pump();
+  void TakeSlots();
+  void NoteCreditStall();
   void OnSlot(Slot slot);
   void EncodeOn(uint32_t chunk_index, Slot slot);
   void OnEncoded(uint32_t chunk_index, uint32_t attempt, absl::StatusOr<EncodeResult> result,
@@ -101,6 +103,7 @@ class SenderTransfer final : public Transfer {
   uint64_t handed_ = 0;
   uint64_t fence_ = 0;
   uint32_t credits_ = 0;
+  int64_t stalled_since_ns_ = 0;  // 0: not waiting for credits
   uint32_t encoding_ = 0;
   SlotPool::WaitId slot_wait_ = 0;
   bool wants_slot_ = false;
