@@ -239,7 +239,7 @@ def test_reconstruction_error_is_sampled(moved):
 
 def test_no_label_comes_from_a_request(moved):
     _, after, _ = moved
-    closed = re.compile(r'^[a-zA-Z0-9_.:+\- ]*$')
+    closed = re.compile(r"^[a-zA-Z0-9_.:+() -]*$")
     for name in after:
         for value in re.findall(r'="([^"]*)"', name):
             assert closed.match(value) and not re.search(r"tier-|big-|lost-|127\.0\.0\.1", value), name
