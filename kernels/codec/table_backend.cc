@@ -225,7 +225,7 @@ class ChunkWriter {
 
   bool WriteTokens(const TokenReader& plane, uint32_t first, uint32_t end, int shift, const float* means,
                    bool classified, SectionCursors<uint8_t>* cursors, EncodeResult* result) {
-    constexpr uint64_t kInCacheBytes = 16 << 10;  // half of a first-level cache
+    constexpr uint64_t kInCacheBytes = 4 << 10;  // far less than a first-level cache
     const uint64_t token_bytes = uint64_t{dims_.heads} * dims_.head_dim * SizeOf(dims_.dtype);
     const uint32_t step = static_cast<uint32_t>(std::max<uint64_t>(1, kInCacheBytes / token_bytes));
     for (uint32_t at = first; at < end; at += step) {

@@ -4,6 +4,10 @@
 #include <cpuid.h>
 #endif
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "kernels/codec/table_backend.h"
 #include "kernels/cpu/simd_tables.h"
 

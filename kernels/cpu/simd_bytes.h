@@ -131,8 +131,9 @@ inline void UnpackTriples64(const uint8_t* in, uint8_t* codes) {
   const __m128i low = _mm_set1_epi8(3), four = _mm_set1_epi8(4);
   const auto store = [=](int quarter, __m128i shifted) {
     // The bit of the quarter's first eight values, and that of its second eight.
-    const __m128i bit = _mm_set_epi64x(0x0101010101010101LL * (2 << 2 * quarter),
-                                       0x0101010101010101LL * (1 << 2 * quarter));
+    const uint64_t ones = 0x0101010101010101;
+    const __m128i bit = _mm_set_epi64x(static_cast<long long>(ones * (2u << 2 * quarter)),
+                                       static_cast<long long>(ones * (1u << 2 * quarter)));
     const __m128i set = _mm_and_si128(_mm_cmpeq_epi8(_mm_and_si128(high, bit), bit), four);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + 16 * quarter), _mm_or_si128(_mm_and_si128(shifted, low), set));
   };
