@@ -77,7 +77,9 @@ class HoldThread:
             self._stream = self._worker.HoldPool(self._pings(ref, over))
             for response in self._stream:
                 answered = True
-                if response.event:
+                if response.event == "DRAINING":  # new work is refused; what the pool holds is still kept
+                    _log.warning("the daemon of pool %s is draining", ref.pool_id)
+                elif response.event:
                     return answered, response.event
             return answered, "the stream ended"
         except grpc.RpcError as error:
