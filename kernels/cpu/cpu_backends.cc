@@ -4,10 +4,6 @@
 #include <cpuid.h>
 #endif
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-
 #include "kernels/codec/table_backend.h"
 #include "kernels/cpu/simd_tables.h"
 
