@@ -1,6 +1,10 @@
 #!/usr/bin/env python3
-"""Prints what CTest runs did, from their JUnit files: times by label, what was skipped and why, what failed."""
+"""Prints what CTest runs did: times by label, what was skipped and why, what failed.
 
+test_summary.py RUN.xml...: JUnit files of CTest, each with a RUN.json (ctest --show-only=json-v1) beside it for the labels.
+"""
+
+import json
 import os
 import re
 import sys
@@ -10,17 +14,28 @@ from collections import defaultdict
 SKIP_LINE = re.compile(r"^\s*(?:\S+:\d+: )?(?:unittest\.case\.SkipTest: )?SKIPPED: (.*\S)", re.M)
 
 
+def read_labels(path):
+    """{test: its labels}; CTest's JUnit files do not have them before CMake 3.26."""
+    if not os.path.exists(path):
+        return {}
+    with open(path, encoding="utf-8") as file:
+        tests = json.load(file)["tests"]
+    properties = ((test["name"], p) for test in tests for p in test.get("properties", []))
+    return {name: p["value"] for name, p in properties if p["name"] == "LABELS"}
+
+
 def read(path):
     """[(run, name, status, seconds, labels, reasons for skips)] of one file."""
     run = os.path.splitext(os.path.basename(path))[0]
+    all_labels = read_labels(os.path.splitext(path)[0] + ".json")
     for case in ElementTree.parse(path).getroot().iter("testcase"):
-        labels = [p.get("value", "") for p in case.iter("property") if p.get("name") == "cmake_labels"]
+        labels = all_labels.get(case.get("name"), [""])
         output = case.findtext("system-out") or ""
         reasons = list(dict.fromkeys(SKIP_LINE.findall(output)))
         status = case.get("status", "run")
         if status == "notrun" and not reasons:
             reasons = ["not run"]
-        yield run, case.get("name"), status, float(case.get("time") or 0), ";".join(labels).split(";"), reasons
+        yield run, case.get("name"), status, float(case.get("time") or 0), labels, reasons
 
 
 def print_labels(cases):
