@@ -1,0 +1,159 @@
+"""Many transfers at once, scarce slots, and sources that change while they are read."""
+
+import numpy as np
+import pytest
+from moves import POISON, check, fill, make_side, move, poison, random_words, small_group, unique
+from real_daemon import refused, running
+
+import spectrumkv as skv
+from spectrumkv.v1 import report_pb2
+
+RAW = dict(allocator="RAW", budget=1.1)
+TRANSFERS = 50
+
+
+def test_two_daemons_that_send_to_each_other():
+    """50 transfers each way, 4 slots in each partition: nobody waits for ever, and every word arrives."""
+    rng = np.random.default_rng(41)
+    slots = dict(memory__send_slots=4, memory__receive_slots=4)
+    group = small_group(layers=range(4), heads=4, head_dim=64, block_tokens=16, num_blocks=5 * TRANSFERS)
+    tokens = 75
+    with running(**slots) as a, running(**slots) as b, a.client() as at_a, b.client() as at_b:
+        ends = []
+        for here, there, near, far in ((a, b, at_a, at_b), (b, a, at_b, at_a)):
+            source = make_side(near, here, [group], {0: []}, model=f"from {here.peer}")
+            target = make_side(far, there, [group], {0: []}, model=f"from {here.peer}")
+            kv = [random_words(rng, (4, 2, tokens, 4, 64), "float16") for _ in range(TRANSFERS)]
+            order = [[int(x) for x in rng.permutation(5 * TRANSFERS)] for _ in range(2)]
+            blocks = [[o[5 * i : 5 * i + 5] for i in range(TRANSFERS)] for o in order]
+            for i in range(TRANSFERS):
+                source.blocks = {0: blocks[0][i]}
+                fill(source, [kv[i]])
+            poison(target)
+            ends.append((there, near, far, source, target, kv, blocks, unique("both")))
+        for i in range(TRANSFERS):
+            for there, near, far, source, target, _, blocks, name in ends:
+                far.expect(f"{name}.{i}", pool=target.pool, token_count=tokens, blocks=blocks[1][i])
+                near.send(f"{name}.{i}", peer=there.peer, pool=source.pool, token_count=tokens, blocks=blocks[0][i],
+                          policy=skv.policy(**RAW))  # fmt: skip
+        for _, near, far, source, target, kv, blocks, name in ends:
+            for i in range(TRANSFERS):
+                assert far.wait(f"{name}.{i}", role="RECEIVER", timeout_s=60).state == report_pb2.TRANSFER_STATE_COMMITTED
+                assert near.wait(f"{name}.{i}", role="SENDER", timeout_s=60).chunks_resent == 0
+                words = target.pool.read_tokens(tokens, blocks[1][i]).view("<u2")
+                assert (words == kv[i]).all(), f"{name}.{i}"
+        for _, _, _, source, target, *_ in ends:
+            source.pool.close()
+            target.pool.close()
+        for daemon in (a, b):
+            metrics = daemon.metrics()
+            assert metrics["spectrumkv_inflight_transfers"] == 0
+
+
+def guarded_pool(client, group):
+    """A pool with a generation per block, in the same segment; (pool, generations)."""
+    size = -(-group.size_bytes // 8) * 8
+    segment = skv.SharedSegment(size + 8 * group.num_blocks, "/" + unique("guarded"))
+    schema = skv.pools.schema_pb2.PoolSchema(model="m", groups=[group.to_proto(0, 0)])
+    schema.segments.add().posix_shm.name = segment.name
+    schema.segments[0].posix_shm.size_bytes = segment.size_bytes
+    schema.generations.offset_bytes = size
+    pool = skv.Pool(client, schema, [group], 0)
+    return pool, segment, segment.memory[size:].view("<u8")
+
+
+def test_blocks_that_are_being_written_are_not_sent(source, target, prefill, decode, transfer_id):
+    group = small_group()
+    pool, segment, generations = guarded_pool(source, group)
+    there = make_side(target, decode, [group], {0: [5, 0, 7]})
+    with pool, there.pool:
+        words = random_words(np.random.default_rng(43), (2, 2, 12, 2, 16), "float16")
+        group.view(segment.memory, 0).view("<u2")[:, :, 1:4] = words.reshape(2, 2, 3, 4, 2, 16)
+        poison(there)
+        generations[2] = 7  # odd: somebody writes
+        for name, outcome in ((transfer_id, "refused"), (transfer_id + ".calm", "sent")):
+            target.expect(name, pool=there.pool, token_count=12, blocks=there.blocks)
+            source.send(name, peer=decode.peer, pool=pool, token_count=12, blocks=[1, 2, 3], policy=skv.policy(**RAW))
+            if outcome == "refused":
+                with refused("FAILED_PRECONDITION", "SOURCE_CHANGED"):
+                    source.wait(name, timeout_s=20)
+                with pytest.raises(skv.TransferFailed):
+                    target.wait(name, timeout_s=20)
+                assert (there.pool.segment.memory == POISON).all()
+                generations[2] = 8
+                generations[5] = 1  # of a block that is not sent
+                continue
+            assert source.wait(name, timeout_s=20).source_guard == "generations"
+            target.wait(name, timeout_s=20)
+            check(there, [words])
+    segment.close()
+
+
+def test_more_transfers_than_allowed(target, decode, transfer_id):
+    group = small_group()
+    with running(transfer__max_active=2) as daemon, daemon.client() as client:
+        side = make_side(client, daemon, [group], {0: []})
+        with side.pool:
+            for i in range(2):
+                client.expect(f"{transfer_id}.{i}", pool=side.pool, token_count=4, blocks=[i])
+            with pytest.raises(skv.SpectrumKVError) as full:
+                client.expect(f"{transfer_id}.2", pool=side.pool, token_count=4, blocks=[2])
+            assert (full.value.code, full.value.reason) == ("RESOURCE_EXHAUSTED", "TRANSFERS_FULL")
+            assert full.value.retry_after_ms > 0
+            client.cancel(f"{transfer_id}.0")
+            client.expect(f"{transfer_id}.2", pool=side.pool, token_count=4, blocks=[2])  # its block was not kept
+            for i in (1, 2):
+                client.cancel(f"{transfer_id}.{i}")
+
+
+def test_more_waiting_peers_than_allowed(source, prefill, transfer_id):
+    """Sends without an Expect wait at the receiver; one too many is told to come back, and does."""
+    group = small_group()
+    with running(peer__max_waiting_transfers=2) as crowded, crowded.client() as target:
+        here = make_side(source, prefill, [group], {0: [1, 2, 3]})
+        there = make_side(target, crowded, [group], {0: [1, 2, 3]})
+        with here.pool, there.pool:
+            fill(here, [random_words(np.random.default_rng(47), (2, 2, 10, 2, 16), "float16")])
+            for i in range(3):
+                source.send(f"{transfer_id}.{i}", peer=crowded.peer, pool=here.pool, token_count=10, blocks=here.blocks,
+                            policy=skv.policy(**RAW))  # fmt: skip
+            with pytest.raises(skv.TransferFailed) as failed:
+                source.wait(f"{transfer_id}.2", timeout_s=30)
+            assert failed.value.reason == "WAITING_FULL"
+            for i in range(2):
+                target.expect(f"{transfer_id}.{i}", pool=there.pool, token_count=10, blocks=there.blocks)
+                target.wait(f"{transfer_id}.{i}", timeout_s=20)
+
+
+def test_the_same_blocks_sent_many_times_at_once(source, target, prefill, decode, transfer_id):
+    """Sources are shared: one prefix to several destinations."""
+    group = small_group(num_blocks=40)
+    kv = random_words(np.random.default_rng(53), (2, 2, 10, 2, 16), "float16")
+    here = make_side(source, prefill, [group], {0: [3, 1, 2]})
+    there = make_side(target, decode, [group], {0: []})
+    with here.pool, there.pool:
+        fill(here, [kv])
+        poison(there)
+        for i in range(10):
+            target.expect(f"{transfer_id}.{i}", pool=there.pool, token_count=10, blocks=range(3 * i, 3 * i + 3))
+            source.send(f"{transfer_id}.{i}", peer=decode.peer, pool=here.pool, token_count=10, blocks=here.blocks,
+                        policy=skv.policy(**RAW))  # fmt: skip
+        for i in range(10):
+            target.wait(f"{transfer_id}.{i}", timeout_s=30)
+            words = there.pool.read_tokens(10, range(3 * i, 3 * i + 3)).view("<u2")
+            assert (words == kv).all()
+
+
+def test_a_transfer_within_one_daemon(source, prefill, transfer_id):
+    """Both halves in one daemon: the role says which is meant."""
+    group = small_group()
+    kv = random_words(np.random.default_rng(59), (2, 2, 10, 2, 16), "float16")
+    here = make_side(source, prefill, [group], {0: [3, 1, 2]})
+    there = make_side(source, prefill, [group], {0: [4, 9, 0]})
+    with here.pool, there.pool:
+        fill(here, [kv])
+        poison(there)
+        move(transfer_id, source, source, prefill, prefill, here, there, 10, policy=skv.policy(**RAW))
+        check(there, [kv])
+        with refused("INVALID_ARGUMENT", "AMBIGUOUS_ROLE"):
+            source.get_transfer(transfer_id)
