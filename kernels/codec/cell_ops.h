@@ -42,7 +42,8 @@ struct CellOps {
   void (*accumulate)(const CellsIn& cells, float* sums);
 
   // One tier for all heads, not RAW; no value escapes. means: [heads, head_dim] to subtract (K in a rotated tier), or
-  // null. magnitudes: what `magnitude` gave; read by plain tiers only. scales: heads bytes (Q4, Q3, Q2) or float16 words; codes: heads * CellBytes.
+  // null. magnitudes: what `magnitude` gave; read by plain tiers only. scales: heads bytes (Q4, Q3, Q2) or float16 words;
+  // codes: heads * CellBytes.
   void (*encode)(const CellsIn& cells, Tier tier, const float* means, const uint32_t* magnitudes, uint8_t* scales,
                  uint8_t* codes);
 

@@ -3,6 +3,10 @@
 
 #if defined(__x86_64__)
 
+#include <immintrin.h>
+
+#include <cstdint>
+
 #include "kernels/cpu/simd_cells.h"
 
 namespace spectrumkv {
@@ -61,8 +65,10 @@ struct Avx2 {
   static inline __attribute__((always_inline)) F LaneStage(F x, int h) {
     constexpr int kSign = INT32_MIN;
     switch (h) {
-      case 1: return Butterfly(x, _mm256_permute_ps(x, 0xB1), _mm256_setr_epi32(0, kSign, 0, kSign, 0, kSign, 0, kSign));
-      case 2: return Butterfly(x, _mm256_permute_ps(x, 0x4E), _mm256_setr_epi32(0, 0, kSign, kSign, 0, 0, kSign, kSign));
+      case 1:
+        return Butterfly(x, _mm256_permute_ps(x, 0xB1), _mm256_setr_epi32(0, kSign, 0, kSign, 0, kSign, 0, kSign));
+      case 2:
+        return Butterfly(x, _mm256_permute_ps(x, 0x4E), _mm256_setr_epi32(0, 0, kSign, kSign, 0, 0, kSign, kSign));
       default:
         return Butterfly(x, _mm256_permute2f128_ps(x, x, 0x01),
                          _mm256_setr_epi32(0, 0, 0, 0, kSign, kSign, kSign, kSign));

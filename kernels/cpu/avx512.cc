@@ -3,6 +3,10 @@
 
 #if defined(__x86_64__)
 
+#include <immintrin.h>
+
+#include <cstdint>
+
 #include "kernels/cpu/simd_cells.h"
 
 namespace spectrumkv {

@@ -109,7 +109,10 @@ void Unpack(const uint8_t* in, Tier tier, uint32_t head_dim, uint8_t* codes) {
     for (uint32_t j = 0; j < 4; ++j) codes[i + j * q] = in[i] >> (2 * j) & 3;
   }
   for (uint32_t i = 0; tier == Tier::kQ3 && i < e; ++i) {
-    for (uint32_t j = 0; j < 8; ++j) codes[i + j * e] = static_cast<uint8_t>(codes[i + j * e] | (in[q + i] >> j & 1) << 2);
+    for (uint32_t j = 0; j < 8; ++j) {
+      uint8_t& code = codes[i + j * e];
+      code = static_cast<uint8_t>(code | (in[q + i] >> j & 1) << 2);
+    }
   }
 }
 
