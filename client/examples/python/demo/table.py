@@ -17,7 +17,7 @@ from spectrumkv import wire
 _RANK = (wire.Tier.RAW, wire.Tier.Q8, wire.Tier.P8, wire.Tier.Q4, wire.Tier.P4, wire.Tier.Q3, wire.Tier.Q2)
 _HEAD = (
     f"{'allocator':<20}{'budget':>7} {'wire KiB':>9} {'saved':>6}  {'tokens per tier, K':<24}{'V':<24}"
-    f"{'1st layer':>9} {'commit':>8} {'GB/s':>6} {'K error':>8} {'V error':>8}  check"
+    f"{'1st layer':>9} {'commit':>8} {'GB/s':>6} {'K error':>8} {'V error':>8} {'V error*':>8}  check"
 )
 _METRICS = (
     "spectrumkv_transfers_total", "spectrumkv_kv_bytes_total", "spectrumkv_wire_bytes_total",
@@ -41,7 +41,7 @@ def head(prompt: Prompt) -> None:
 
 
 def row(outcome: Outcome, found: Mapping[str, object], first_s: float, commit_s: float) -> None:
-    k_error, v_error = found["errors"]  # type: ignore[misc]
+    k_error, v_error, attended = found["errors"]  # type: ignore[misc]
     report = outcome.sent
     saved = 100 * (1 - report.wire_bytes / report.kv_bytes)
     budget = "none" if outcome.case.budget > 1 else f"{outcome.case.budget:.2f}"
@@ -50,7 +50,7 @@ def row(outcome: Outcome, found: Mapping[str, object], first_s: float, commit_s:
         f"{outcome.case.label:<20}{budget:>7} {report.wire_bytes / 1024:>9.1f} {saved:>5.1f}%  "
         f"{_tiers(found['tiers_k']):<24}{_tiers(found['tiers_v']):<24}"  # type: ignore[arg-type]
         f"{1e3 * first_s:>6.1f} ms {1e3 * commit_s:>5.1f} ms {report.kv_bytes / commit_s / 1e9:>6.2f} "
-        f"{k_error:>8.5f} {v_error:>8.5f}  {verdict}",
+        f"{k_error:>8.5f} {v_error:>8.5f} {attended:>8.5f}  {verdict}",
         flush=True,
     )
     for problem in outcome.problems:
@@ -65,8 +65,9 @@ def _tiers(tiers: NDArray[np.uint8]) -> str:
 def legend() -> None:
     print(
         "\nsaved: KV bytes that did not travel, everything counted. 1st layer, commit: seen by the decode worker, from Send.\n"
-        "error: root of squared error over squared values. bit-exact: every value in the decode worker's memory is the one\n"
-        "that the format gives by a second implementation (spectrumkv.wire), every byte is counted, nothing else was written."
+        "error: root of squared error over squared values; *: each token weighted by the attention it received.\n"
+        "bit-exact: every value in the decode worker's memory is the one that the format gives by a second implementation\n"
+        "(spectrumkv.wire), every byte is counted, nothing else was written."
     )
 
 

@@ -177,7 +177,8 @@ def verify(outcome: Outcome, prompt: Prompt) -> dict[str, Any]:
         note(f"plan: {outcome.plan.wire_bytes} wire bytes, the format gives {expected.wire_bytes}")
     if outcome.sent.kv_bytes != source.nbytes:
         note(f"{outcome.sent.kv_bytes} raw bytes, the source has {source.nbytes}")
-    return {"errors": relative_errors(source, outcome.landed), "tiers_k": tiers_k, "tiers_v": tiers_v}
+    errors = relative_errors(source, outcome.landed, prompt.scores[:tokens])
+    return {"errors": errors, "tiers_k": tiers_k, "tiers_v": tiers_v}
 
 
 def _counts(tiers_k: Any, tiers_v: Any, layers: int) -> dict[int, tuple[int, int]]:
@@ -190,9 +191,12 @@ def _tier_ids(tiers: Any) -> NDArray[np.uint8]:
     return np.array([wire.Tier[skv.tier_name(tier)] for tier in tiers], np.uint8)
 
 
-def relative_errors(source: NDArray[np.float16], landed: NDArray[np.float16]) -> tuple[float, float]:
-    """Root of the squared error over the squared values, of K and of V."""
+def relative_errors(
+    source: NDArray[np.float16], landed: NDArray[np.float16], scores: NDArray[np.float32]
+) -> tuple[float, float, float]:
+    """Root of the squared error over the squared values: of K, of V, and of V with tokens weighted by their scores."""
     exact, lossy = source.astype(np.float64), landed.astype(np.float64)
-    error, energy = ((exact - lossy) ** 2).sum(axis=(0, 2, 3, 4)), (exact**2).sum(axis=(0, 2, 3, 4))
-    k, v = np.sqrt(error / energy)
-    return float(k), float(v)
+    error, energy = ((exact - lossy) ** 2).sum(axis=(0, 3, 4)), (exact**2).sum(axis=(0, 3, 4))  # [planes, tokens]
+    k, v = np.sqrt(error.sum(axis=1) / energy.sum(axis=1))
+    attended = np.sqrt((error[1] * scores).sum() / (energy[1] * scores).sum())
+    return float(k), float(v), float(attended)
