@@ -130,6 +130,8 @@ absl::StatusOr<DataMessage> ParseDataMessage(const std::vector<ByteSpan>& pieces
   return message;
 }
 
+size_t MessageBytes(const DataOpenFrame& open) { return SerializeDataOpen(open).size(); }
+
 std::string SerializeDataOpen(const DataOpenFrame& open) {
   v1::DataRequest request;
   *request.mutable_open() = DataOpenToProto(open);

@@ -291,6 +291,12 @@ v1::ControlFrame FrameToProto(const ControlFrame& frame) {
   return proto;
 }
 
+size_t MessageBytes(const ControlFrame& frame) {
+  v1::ControlRequest message;
+  *message.mutable_frame() = FrameToProto(frame);
+  return message.ByteSizeLong();
+}
+
 absl::StatusOr<ControlFrame> FrameFromProto(const v1::ControlFrame& proto) {
   Checker check;
   ControlFrame frame;

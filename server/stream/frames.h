@@ -1,6 +1,7 @@
 // What daemons say to each other, as plain data; meaning as in proto/spectrumkv/v1/peer_service.proto.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <variant>
@@ -94,5 +95,9 @@ struct DataOpenFrame {
   uint32_t part_index = 0, attempt = 1, stream = 0;
   uint64_t session = 0;
 };
+
+// Bytes of the message that carries the frame.
+size_t MessageBytes(const ControlFrame& frame);
+size_t MessageBytes(const DataOpenFrame& open);
 
 }  // namespace spectrumkv

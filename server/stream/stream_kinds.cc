@@ -149,7 +149,11 @@ absl::Status DataCore::Accept(const DataOpenFrame& open) {
 
 void DataCore::HandleClosed(const absl::Status& status) {
   const std::shared_ptr<DataListener> listener = std::move(listener_);
-  if (listener != nullptr) listener->OnClosed(status);
+  if (listener != nullptr) {
+    listener->OnClosed(status);
+  } else if (acceptor_ != nullptr && !status.ok()) {
+    acceptor_->OnDataRefused(status);
+  }
 }
 
 }  // namespace spectrumkv

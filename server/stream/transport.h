@@ -80,6 +80,8 @@ class PeerAcceptor {
   virtual std::shared_ptr<ControlListener> OnControl(std::shared_ptr<ControlStream> stream) = 0;
   // Called after the peer's DataOpen. Null refuses it (NOT_FOUND UNKNOWN_SESSION).
   virtual std::shared_ptr<DataListener> OnData(std::shared_ptr<DataStream> stream, const DataOpenFrame& open) = 0;
+  // A Data stream that a peer opened has ended with an error and never had a listener.
+  virtual void OnDataRefused(const absl::Status& status) { (void)status; }
 };
 
 class Transport {

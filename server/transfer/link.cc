@@ -78,6 +78,7 @@ void Transfer::Adopt(const std::shared_ptr<ControlSession>& session, const Hello
   link_.session = session;
   link_.control = control;
   Heard();
+  parts().metrics->AddOverheadBytes(MessageBytes(ControlFrame(hello)));
   setup_.host->CountPeer(control->peer(), "accepted", nullptr);
   session->Attach(shared_from_this());
   if (absl::Status fits = CheckHello(hello); !fits.ok()) return Fail(fits);
@@ -108,13 +109,16 @@ void Transfer::OpenDataStreams(uint32_t count) {
     open.stream = i;
     auto session = std::make_shared<DataSession>(shared_from_this(), open.attempt);
     link_.data.push_back(parts().transport->OpenData(setup_.peer, open, session));
+    parts().metrics->AddOverheadBytes(MessageBytes(open));
   }
   UpdateReport([&](TransferReport& r) { r.streams = count; });
   OnDataStreamAdded();
 }
 
 void Transfer::Tell(ControlFrame frame) {
-  if (link_.control != nullptr) link_.control->Send(std::move(frame));
+  if (link_.control == nullptr) return;
+  parts().metrics->AddOverheadBytes(MessageBytes(frame));
+  link_.control->Send(std::move(frame));
 }
 
 bool Transfer::CheckPeerEpoch(uint64_t epoch) {
@@ -138,6 +142,7 @@ void Transfer::Joined() {
 void Transfer::OnControlFrame(const std::shared_ptr<ControlSession>& session, ControlFrame frame) {
   if (session != link_.session || terminal()) return;
   Heard();
+  parts().metrics->AddOverheadBytes(MessageBytes(frame));
   if (std::holds_alternative<HeartbeatFrame>(frame)) return;
   HandleFrame(frame);
 }

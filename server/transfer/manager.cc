@@ -423,13 +423,15 @@ std::shared_ptr<DataListener> TransferManagerImpl::OnData(std::shared_ptr<DataSt
       attempt = it->second.attempt;
     }
   }
-  if (transfer == nullptr || transfer->id() != open.transfer_id || attempt != open.attempt) {
-    parts_.metrics->CountError(MetricStage::kReceive, absl::StatusCode::kNotFound);
-    return nullptr;
-  }
+  if (transfer == nullptr || transfer->id() != open.transfer_id || attempt != open.attempt) return nullptr;
+  parts_.metrics->AddOverheadBytes(MessageBytes(open));
   Transfer* t = transfer.get();
   transfer->Post([t, attempt, stream] { t->AdoptData(attempt, stream); });
   return std::make_shared<DataSession>(transfer, attempt);
+}
+
+void TransferManagerImpl::OnDataRefused(const absl::Status& status) {
+  parts_.metrics->CountError(MetricStage::kReceive, status.code());
 }
 
 uint64_t TransferManagerImpl::NewSession(const std::shared_ptr<Transfer>& transfer, uint32_t attempt) {
