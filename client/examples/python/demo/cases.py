@@ -14,7 +14,7 @@ import spectrumkv as skv
 from spectrumkv.v1 import policy_pb2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prompt:
     """A captured prompt. kv: float16 [layers, 2, tokens, heads, head_dim]; scores: importance, float32 [tokens]."""
 

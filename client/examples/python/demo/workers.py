@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from dataclasses import dataclass, field
@@ -154,7 +155,7 @@ def verify(outcome: Outcome, prompt: Prompt) -> dict[str, Any]:
     source = np.ascontiguousarray(prompt.kv[:, :, :tokens])
     tiers_k = _tier_ids(outcome.plan.token_tiers_k)
     tiers_v = _tier_ids(outcome.plan.token_tiers_v)
-    expected = wire.expected_words(source.view(np.uint16), tiers_k, tiers_v, wire.DType.FLOAT16)
+    expected = _expected(prompt, tokens, tiers_k.tobytes(), tiers_v.tobytes())
     landed = outcome.landed.view(np.uint16)
     note = outcome.problems.append
     different = int((landed != expected.words).sum())
@@ -185,6 +186,15 @@ def _counts(tiers_k: Any, tiers_v: Any, layers: int) -> dict[int, tuple[int, int
     """(K tokens, V tokens) of each v1.Tier, summed over layers."""
     tiers_k, tiers_v = list(tiers_k), list(tiers_v)
     return {tier: (layers * tiers_k.count(tier), layers * tiers_v.count(tier)) for tier in {*tiers_k, *tiers_v}}
+
+
+@functools.lru_cache(maxsize=4)
+def _expected(prompt: Prompt, tokens: int, tiers_k: bytes, tiers_v: bytes) -> wire.Expectation:
+    """Of the first `tokens` tokens at these tier ids; the rounds of a case share it."""
+    source = np.ascontiguousarray(prompt.kv[:, :, :tokens]).view(np.uint16)
+    return wire.expected_words(
+        source, np.frombuffer(tiers_k, np.uint8), np.frombuffer(tiers_v, np.uint8), wire.DType.FLOAT16
+    )
 
 
 def _tier_ids(tiers: Any) -> NDArray[np.uint8]:
