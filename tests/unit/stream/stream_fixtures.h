@@ -237,7 +237,10 @@ class ChunkSender {
 };
 
 inline bool WaitUntil(const std::function<bool()>& done, int ms = 10'000) {
-  for (int i = 0; i < ms && !done(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (int i = 0; i < ms; ++i) {
+    if (done()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   return done();
 }
 
