@@ -107,7 +107,7 @@ absl::StatusOr<std::unique_ptr<BenchPool>> BenchPool::Create(BenchDaemon* daemon
     memcpy(pool->data_ + at, pattern.data(), std::min<uint64_t>(pattern.size() * 2, pool->bytes_ - at));
   }
   v1::RegisterPoolRequest request;
-  request.set_request_id(pool->name_);
+  request.set_request_id(pool->name_.substr(1));
   request.set_lease_ttl_ms(600000);
   v1::PoolSchema* schema = request.mutable_schema();
   schema->set_model("bench");
