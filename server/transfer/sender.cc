@@ -284,12 +284,16 @@ void SenderTransfer::OnEncoded(uint32_t chunk_index, uint32_t attempt, absl::Sta
 
 void SenderTransfer::HandToNetwork() {
   while (!encoded_.empty()) {
-    const auto least = std::min_element(outstanding_.begin(), outstanding_.end());
-    if (*least >= kMaxOutstandingPerStream) return;
-    const uint32_t stream = static_cast<uint32_t>(least - outstanding_.begin());
+    // The least busy stream; in turn where they are equal, so that all connections are used.
+    uint32_t stream = next_stream_ % outstanding_.size();
+    for (uint32_t i = 0; i < outstanding_.size(); ++i) {
+      if (outstanding_[i] < outstanding_[stream]) stream = i;
+    }
+    if (outstanding_[stream] >= kMaxOutstandingPerStream) return;
+    next_stream_ = stream + 1;
     Encoded chunk = std::move(encoded_.front());
     encoded_.pop_front();
-    ++*least;
+    ++outstanding_[stream];
     Apply(Event::kDataStarted);
     chunk_state_[chunk.chunk_index] = ChunkState::kHanded;
     ++handed_;

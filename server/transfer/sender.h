@@ -100,6 +100,7 @@ class SenderTransfer final : public Transfer {
   std::deque<uint32_t> ready_;
   std::deque<Encoded> encoded_;
   std::vector<uint32_t> outstanding_;  // by stream
+  uint32_t next_stream_ = 0;
   uint64_t handed_ = 0;
   uint64_t fence_ = 0;
   uint32_t credits_ = 0;

@@ -115,9 +115,10 @@ void Transfer::Terminate() {
 
 void Transfer::Settle() {
   const bool committed = state_ == TransferState::kCommitted;
+  // Blocks first: whoever hears of the end, here or at the peer, may use them at once.
+  ReleaseAll();
   SayGoodbye();
   DropLink(committed);
-  ReleaseAll();
   UpdateReport([&](TransferReport& r) {
     r.state = state_;
     r.error = error_;
