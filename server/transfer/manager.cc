@@ -461,18 +461,22 @@ void TransferManagerImpl::CountPeer(const std::string& address, const char* dire
 }
 
 void TransferManagerImpl::OnSettled(const std::shared_ptr<Transfer>& transfer) {
+  std::shared_ptr<Transfer> last;  // let go outside the lock
+  std::lock_guard<std::mutex> lock(mutex_);
+  const Key key{transfer->role(), transfer->id()};
+  Entry& entry = entries_.at(key);
+  entry.report = transfer->Snapshot();
+  entry.ended_ns = parts_.clock->NowNs();
+  last = std::move(entry.transfer);
+  entry.transfer = nullptr;
+  ended_.push_back(key);
+}
+
+void TransferManagerImpl::OnDone() {
   parts_.metrics->AddInflightTransfers(-1);
   std::vector<std::function<void()>> drained;
-  std::shared_ptr<Transfer> last;  // let go outside the lock
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const Key key{transfer->role(), transfer->id()};
-    Entry& entry = entries_.at(key);
-    entry.report = transfer->Snapshot();
-    entry.ended_ns = parts_.clock->NowNs();
-    last = std::move(entry.transfer);
-    entry.transfer = nullptr;
-    ended_.push_back(key);
     if (--active_ == 0) drained.swap(drained_);
     Forget();
     idle_.notify_all();

@@ -46,6 +46,7 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   void OnDataRefused(const absl::Status& status) override;
 
   void OnSettled(const std::shared_ptr<Transfer>& transfer) override;
+  void OnDone() override;
   uint64_t NewSession(const std::shared_ptr<Transfer>& transfer, uint32_t attempt) override;
   void DropSession(uint64_t session) override;
   void CountPeer(const std::string& address, const char* direction, const TransferReport* ended) override;

@@ -132,11 +132,13 @@ void Transfer::Settle() {
                  {"role", role() == Role::kSender ? "sender" : "receiver"}, {"reason", ReasonOf(error_)},
                  {"kv_bytes", report.kv_bytes}, {"wire_bytes", report.wire_bytes},
                  {"seconds", report.duration_seconds});
+  // Remembered first: who hears of the end may release the transfer at once.
+  setup_.host->OnSettled(shared_from_this());
   for (auto& [watch_id, watcher] : watchers_) watcher->OnTerminal(report);
   watchers_.clear();
   for (auto& done : cancel_waiters_) done(report);
   cancel_waiters_.clear();
-  setup_.host->OnSettled(shared_from_this());
+  setup_.host->OnDone();
 }
 
 void Transfer::AddStage(Stage stage, double seconds) {

@@ -24,7 +24,9 @@ namespace spectrumkv {
 class TransferHost {
  public:
   virtual ~TransferHost() = default;
+  // The transfer has ended and holds nothing any more; then, when everybody has been told, OnDone.
   virtual void OnSettled(const std::shared_ptr<Transfer>& transfer) = 0;
+  virtual void OnDone() = 0;
   // A number that names one attempt of this transfer on Data streams, until DropSession.
   virtual uint64_t NewSession(const std::shared_ptr<Transfer>& transfer, uint32_t attempt) = 0;
   virtual void DropSession(uint64_t session) = 0;
