@@ -114,6 +114,7 @@ absl::Status TransferManagerImpl::Insert(const std::shared_ptr<Transfer>& transf
     entry.dials = dials;
     entries_.emplace(key, std::move(entry));
     ++active_;
+    ++untold_;
   }
   parts_.metrics->AddInflightTransfers(1);
   Transfer* t = transfer.get();
@@ -301,7 +302,7 @@ void TransferManagerImpl::StartDraining(std::function<void()> done) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     draining_ = true;
-    if (active_ > 0) {
+    if (untold_ > 0) {
       drained_.push_back(std::move(done));
       done = nullptr;
     }
@@ -327,7 +328,7 @@ void TransferManagerImpl::Shutdown() {
     transfer->Post([t, why] { t->Fail(why); });
   }
   std::unique_lock<std::mutex> lock(mutex_);
-  idle_.wait(lock, [this] { return active_ == 0; });
+  idle_.wait(lock, [this] { return untold_ == 0; });
 }
 
 std::shared_ptr<ControlListener> TransferManagerImpl::OnControl(std::shared_ptr<ControlStream> stream) {
@@ -470,6 +471,7 @@ void TransferManagerImpl::OnSettled(const std::shared_ptr<Transfer>& transfer) {
   last = std::move(entry.transfer);
   entry.transfer = nullptr;
   ended_.push_back(key);
+  --active_;
 }
 
 void TransferManagerImpl::OnDone() {
@@ -477,7 +479,7 @@ void TransferManagerImpl::OnDone() {
   std::vector<std::function<void()>> drained;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (--active_ == 0) drained.swap(drained_);
+    if (--untold_ == 0) drained.swap(drained_);
     Forget();
     idle_.notify_all();
   }

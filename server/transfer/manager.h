@@ -87,6 +87,7 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   std::unordered_map<uint64_t, Session> sessions_;
   std::map<std::string, PeerStatus> peers_;
   uint32_t active_ = 0;
+  uint32_t untold_ = 0;  // active, or ended with somebody still to be told
   uint64_t next_watch_ = 1;
   bool draining_ = false;
   std::vector<std::function<void()>> drained_;
