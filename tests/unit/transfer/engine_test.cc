@@ -358,6 +358,10 @@ TEST_F(EngineTest, ALostPoolEndsItsTransfersOnBothSides) {
   SenderSpec spec = Send("t", Source(), Raw());
   spec.layerwise = true;
   ASSERT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
+  // A sender that ends before the halves have met can tell nobody.
+  for (int i = 0; i < 2000 && b_->manager().Get("t", std::nullopt)->state == TransferState::kWaiting; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   absl::StatusOr<uint64_t> hold = a_->pools().OpenHold(source_pool_, kEpochA, [](const std::string&) {});
   ASSERT_TRUE(hold.ok());
   a_->pools().CloseHold(source_pool_, *hold);
