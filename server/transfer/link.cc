@@ -165,6 +165,13 @@ void Transfer::OnDataClosed(uint32_t attempt, absl::Status status) {
   });
 }
 
+void Transfer::PeerEnded(const CancelFrame& cancel, const std::string& who) {
+  const Event event = cancel.cause == TransferState::kCancelled ? Event::kPeerCancelled
+                      : cancel.cause == TransferState::kExpired ? Event::kPeerExpired
+                                                                : Event::kPeerFailed;
+  Apply(event, PeerError(cancel, who));
+}
+
 void Transfer::DropLink(bool good_order) {
   const absl::Status status = good_order ? absl::OkStatus() : absl::CancelledError("the attempt has ended");
   for (auto& stream : link_.data) stream->Close(status);

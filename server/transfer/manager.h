@@ -57,7 +57,7 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   struct Entry {
     std::shared_ptr<Transfer> transfer;
     std::string token, fingerprint;
-    bool dials = false, joined_once = false;
+    bool dials = false;
     TransferReport report;
     int64_t ended_ns = 0;
     bool first_token_reported = false;

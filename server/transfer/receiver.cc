@@ -86,10 +86,7 @@ void ReceiverTransfer::HandleFrame(ControlFrame& frame) {
   if (auto* reply = std::get_if<HelloReplyFrame>(&frame)) return OnHelloReply(*reply);
   if (auto* manifest = std::get_if<ManifestFrame>(&frame)) return OnManifest(*manifest);
   if (auto* cancel = std::get_if<CancelFrame>(&frame)) {
-    const Event event = cancel->cause == TransferState::kCancelled ? Event::kPeerCancelled
-                        : cancel->cause == TransferState::kExpired ? Event::kPeerExpired
-                                                                   : Event::kPeerFailed;
-    return Apply(event, PeerError(*cancel, "sender"));
+    return PeerEnded(*cancel, "sender");
   }
   Fail(Violation("a sender does not send this frame"));
 }

@@ -158,10 +158,7 @@ void SenderTransfer::OnReceipt(const ReceiptFrame& receipt) {
 }
 
 void SenderTransfer::OnCancelFrame(const CancelFrame& cancel) {
-  const Event event = cancel.cause == TransferState::kCancelled ? Event::kPeerCancelled
-                      : cancel.cause == TransferState::kExpired ? Event::kPeerExpired
-                                                                : Event::kPeerFailed;
-  Apply(event, PeerError(cancel, "receiver"));
+  PeerEnded(cancel, "receiver");
 }
 
 void SenderTransfer::OnLinkLost() {

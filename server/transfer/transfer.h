@@ -114,6 +114,8 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   int64_t DeadlineLeftMs() const;
 
   void Apply(Event event, absl::Status why = absl::OkStatus());
+  // The other side, `who`, says that it has ended the transfer.
+  void PeerEnded(const CancelFrame& cancel, const std::string& who);
   void ArmDeadline(int64_t deadline_ms);
   void Dial();
   void OpenDataStreams(uint32_t count);
