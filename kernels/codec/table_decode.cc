@@ -4,7 +4,7 @@
 
 #include "kernels/codec/codec_math.h"
 #include "kernels/codec/raw_words.h"
-#include "kernels/codec/section_cursors.h"
+#include "kernels/codec/read_cursors.h"
 #include "kernels/codec/table_backend.h"
 
 namespace spectrumkv {
@@ -13,8 +13,10 @@ namespace {
 // One checked chunk being read into planes of one dtype.
 class ChunkReader {
  public:
-  // means: [heads, head_dim]; scratch: the values of one token in the target's dtype, used where dims are strided.
-  ChunkReader(const CellOps& ops, const ChunkView& chunk, DType target, float* means, uint8_t* scratch)
+  // means: [heads, head_dim]; scratch: the values of one token in the target's dtype, used where dims are strided;
+  // bounce: the codes of one token, where they lie in two pieces.
+  ChunkReader(const CellOps& ops, const ChunkView& chunk, DType target, float* means, uint8_t* scratch,
+              uint8_t* bounce)
       : ops_(ops),
         chunk_(chunk),
         dims_(chunk.dims),
@@ -22,7 +24,8 @@ class ChunkReader {
         word_(SizeOf(target)),
         means_(means),
         scratch_(scratch),
-        cursors_(chunk.data, chunk.layout) {}
+        bounce_(bounce),
+        cursors_(chunk) {}
 
   void ReadKeys(const TargetPlane& k) {
     const bool centred = chunk_.layout.centre_codes.bytes != 0;
@@ -40,8 +43,8 @@ class ChunkReader {
  private:
   // Centres have the coding of P8 cells.
   Centres ReadCentre(size_t run) {
-    const uint8_t* scales = chunk_.data + chunk_.layout.centre_scales.offset + run * dims_.heads * 2;
-    const uint8_t* codes = chunk_.data + chunk_.layout.centre_codes.offset + run * dims_.heads * dims_.head_dim;
+    const uint8_t* scales = chunk_.metadata + chunk_.layout.centre_scales.offset + run * dims_.heads * 2;
+    const uint8_t* codes = chunk_.metadata + chunk_.layout.centre_codes.offset + run * dims_.heads * dims_.head_dim;
     const int64_t stride = static_cast<int64_t>(dims_.head_dim * sizeof(float));
     uint8_t* const row = reinterpret_cast<uint8_t*>(means_);
     const uint8_t* const row_in = row;
@@ -70,15 +73,20 @@ class ChunkReader {
   }
 
   void ReadRun(const CellsOut& cells, Tier tier, const Centres& centres) {
-    const uint64_t count = uint64_t{cells.tokens} * dims_.heads;
-    const uint8_t* codes = cursors_.TakeCodes(tier, count, CellBytes(tier, dims_.head_dim, dims_.dtype));
-    if (tier != Tier::kRaw) {
-      const uint8_t* scales = cursors_.TakeScales(tier, count);
-      ops_.decode(cells, tier, IsRotated(tier) ? centres : Centres{}, scales, codes);
-      return;
+    const size_t token_bytes = size_t{dims_.heads} * CellBytes(tier, dims_.head_dim, dims_.dtype);
+    const uint8_t* scales = tier == Tier::kRaw ? nullptr : cursors_.TakeScales(tier, uint64_t{cells.tokens} * dims_.heads);
+    const size_t scale_bytes = tier == Tier::kRaw ? 0 : dims_.heads * (HasScale8(tier) ? 1 : 2);
+    CellsOut part = cells;
+    for (uint32_t done = 0; done < cells.tokens; done += part.tokens) {
+      part.rows = cells.rows + done;
+      part.tokens = cells.tokens - done;
+      const uint8_t* codes = cursors_.TakeCodes(tier, token_bytes, &part.tokens, bounce_);
+      if (tier == Tier::kRaw) {
+        for (uint32_t t = 0; t < part.tokens; ++t) ReadRaw(part, part.rows[t], codes + t * token_bytes);
+      } else {
+        ops_.decode(part, tier, IsRotated(tier) ? centres : Centres{}, scales + done * scale_bytes, codes);
+      }
     }
-    const size_t token_bytes = size_t{dims_.heads} * dims_.head_dim * SizeOf(dims_.dtype);
-    for (uint32_t t = 0; t < cells.tokens; ++t) ReadRaw(cells, cells.rows[t], codes + t * token_bytes);
   }
 
   void ReadRaw(const CellsOut& cells, uint8_t* to, const uint8_t* words) {
@@ -114,7 +122,8 @@ class ChunkReader {
   const size_t word_;
   float* means_;
   uint8_t* const scratch_;
-  SectionCursors<const uint8_t> cursors_;
+  uint8_t* const bounce_;
+  ReadCursors cursors_;
   uint64_t rounded_words_ = 0;
 };
 
@@ -123,8 +132,9 @@ class ChunkReader {
 DecodeResult TableBackend::Decode(const ChunkView& chunk, DType target, const TargetPlane& k, const TargetPlane* v,
                                   Workspace* workspace) const {
   const size_t values = size_t{chunk.dims.heads} * chunk.dims.head_dim;
-  uint8_t* scratch = workspace->Reserve(values * sizeof(float) * 2);
-  ChunkReader reader(ops_, chunk, target, reinterpret_cast<float*>(scratch), scratch + values * sizeof(float));
+  const size_t room = values * sizeof(float);  // no coded token is longer
+  uint8_t* scratch = workspace->Reserve(3 * room);
+  ChunkReader reader(ops_, chunk, target, reinterpret_cast<float*>(scratch), scratch + room, scratch + 2 * room);
   reader.ReadKeys(k);
   if (chunk.dims.has_v) reader.ReadValues(*v);
   return DecodeResult{reader.rounded_words()};

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/format/pieces.h"
 #include "kernels/format/types.h"
 
 namespace spectrumkv {
@@ -109,16 +110,23 @@ const char* RefusalName(Refusal refusal);
 
 // A chunk that passed every check. Borrows the bytes.
 struct ChunkView {
-  const uint8_t* data = nullptr;
+  // Everything in front of the codes, in one piece: offsets of `layout` up to layout.codes[0].
+  const uint8_t* metadata = nullptr;
+  Piece whole;       // the chunk, if it lies in one piece
+  Pieces scattered;  // its pieces, if not
+  Pieces pieces() const { return scattered.count != 0 ? scattered : Pieces{&whole, 1}; }
   ChunkHeader header{};
   ChunkDims dims;
   TierCounts counts;
   ChunkLayout layout;
-  const uint8_t* tier_map() const { return data + layout.tier_map.offset; }
+  const uint8_t* tier_map() const { return metadata + layout.tier_map.offset; }
 };
 
 // All checks of section "A decoder must refuse", in its order. `view` is set only for kNone. Never reads outside
 // [data, data + size), whatever the bytes.
 [[nodiscard]] Refusal ParseChunk(const uint8_t* data, size_t size, ChunkView* view);
+// The same of a chunk in pieces. `room`: as many bytes as the chunk has, for the metadata. The view borrows `room` and
+// the array of pieces.
+[[nodiscard]] Refusal ParseChunk(const Pieces& pieces, uint8_t* room, ChunkView* view);
 
 }  // namespace spectrumkv

@@ -1,4 +1,5 @@
 // The checks of a received chunk. The bytes are a stranger's: nothing here trusts one before it is compared.
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/format/chunk.h"
@@ -31,9 +32,15 @@ Refusal CheckHeader(const ChunkHeader& header) {
   return Refusal::kNone;
 }
 
-bool ChecksumOk(const uint8_t* data, size_t size, uint32_t expected) {
-  const uint32_t head = Crc32c(0, data, offsetof(ChunkHeader, crc32c));
-  return Crc32c(head, data + kHeaderBytes, size - kHeaderBytes) == expected;
+bool ChecksumOk(const ChunkHeader& header, const Pieces& pieces, uint64_t body_bytes) {
+  uint32_t crc = Crc32c(0, reinterpret_cast<const uint8_t*>(&header), offsetof(ChunkHeader, crc32c));
+  PieceCursor body(pieces, kHeaderBytes);
+  while (body_bytes > 0) {
+    const size_t step = std::min<uint64_t>(body_bytes, body.InPiece());
+    crc = Crc32c(crc, body.Take(step), step);
+    body_bytes -= step;
+  }
+  return crc == header.crc32c;
 }
 
 bool TiersOk(const uint8_t* map, uint32_t tokens, bool has_v) {
@@ -44,12 +51,20 @@ bool TiersOk(const uint8_t* map, uint32_t tokens, bool has_v) {
   return true;
 }
 
+// The header is a multiple of 16, so a section's padding ends at a multiple of 16 of the chunk.
+uint64_t PaddingOf(const Section& section) { return (16 - (section.offset + section.bytes) % 16) % 16; }
+
 bool PaddingOk(const uint8_t* data, const Section& section) {
-  const uint64_t end = section.offset + section.bytes;
-  for (uint64_t i = end; i % 16 != 0; ++i) {  // the header is a multiple of 16 too
-    if (data[i] != 0) return false;
-  }
-  return true;
+  const uint8_t* end = data + section.offset + section.bytes;
+  return std::all_of(end, end + PaddingOf(section), [](uint8_t byte) { return byte == 0; });
+}
+
+bool PaddingOk(const Pieces& pieces, const Section& section) {
+  const uint64_t padding = PaddingOf(section);
+  if (padding == 0) return true;
+  uint8_t bytes[16] = {};
+  PieceCursor(pieces, section.offset + section.bytes).CopyTo(bytes, padding);
+  return std::all_of(bytes, bytes + padding, [](uint8_t byte) { return byte == 0; });
 }
 
 bool Scales16Ok(const uint8_t* data, const Section& section) {
@@ -68,7 +83,7 @@ bool Scales8Ok(const uint8_t* data, const Section& section) {
   return true;
 }
 
-Refusal CheckSections(const uint8_t* data, const ChunkLayout& layout) {
+Refusal CheckSections(const uint8_t* data, const Pieces& pieces, const ChunkLayout& layout) {
   if (!PaddingOk(data, layout.tier_map)) return Refusal::kBadPadding;
   if (!PaddingOk(data, layout.centre_scales)) return Refusal::kBadPadding;
   if (!Scales16Ok(data, layout.centre_scales)) return Refusal::kBadScale;
@@ -78,7 +93,7 @@ Refusal CheckSections(const uint8_t* data, const ChunkLayout& layout) {
   if (!PaddingOk(data, layout.scales16)) return Refusal::kBadPadding;
   if (!Scales16Ok(data, layout.scales16)) return Refusal::kBadScale;
   for (const Section& codes : layout.codes) {
-    if (!PaddingOk(data, codes)) return Refusal::kBadPadding;
+    if (!PaddingOk(pieces, codes)) return Refusal::kBadPadding;
   }
   return Refusal::kNone;
 }
@@ -101,28 +116,51 @@ const char* RefusalName(Refusal refusal) {
   return "?";
 }
 
-Refusal ParseChunk(const uint8_t* data, size_t size, ChunkView* view) {
+namespace {
+
+// room: null where the chunk lies in one piece.
+Refusal Parse(const Pieces& pieces, uint8_t* room, ChunkView* view) {
+  const uint64_t size = pieces.TotalBytes();
   if (size < kHeaderBytes) return Refusal::kTruncated;
-  ChunkView parsed;
-  parsed.data = data;
-  std::memcpy(&parsed.header, data, kHeaderBytes);
-  const ChunkHeader& header = parsed.header;
+  PieceCursor cursor(pieces, 0);
+  cursor.CopyTo(reinterpret_cast<uint8_t*>(&view->header), kHeaderBytes);
+  const ChunkHeader& header = view->header;
   if (const Refusal refusal = CheckHeader(header); refusal != Refusal::kNone) return refusal;
   if (header.body_bytes != size - kHeaderBytes) return Refusal::kBadLength;
-  if (!ChecksumOk(data, size, header.crc32c)) return Refusal::kBadChecksum;
+  if (!ChecksumOk(header, pieces, header.body_bytes)) return Refusal::kBadChecksum;
 
-  parsed.dims = ChunkDims{header.token_count, header.head_count, header.head_dim, static_cast<DType>(header.dtype),
-                          (header.flags & kFlagV) != 0};
-  const uint32_t map_bytes = (parsed.dims.tokens + 15) / 16 * 16;
+  view->dims = ChunkDims{header.token_count, header.head_count, header.head_dim, static_cast<DType>(header.dtype),
+                         (header.flags & kFlagV) != 0};
+  const uint32_t map_bytes = (view->dims.tokens + 15) / 16 * 16;
   if (header.body_bytes < map_bytes) return Refusal::kBadLength;
-  const uint8_t* map = data + kHeaderBytes;
-  if (!TiersOk(map, parsed.dims.tokens, parsed.dims.has_v)) return Refusal::kBadTier;
-  parsed.counts = CountTiers(map, parsed.dims.tokens, parsed.dims.has_v);
-  parsed.layout = LayoutOf(parsed.dims, parsed.counts);
-  if (parsed.layout.chunk_bytes != size) return Refusal::kBadLength;
-  if (const Refusal refusal = CheckSections(data, parsed.layout); refusal != Refusal::kNone) return refusal;
-  *view = parsed;
-  return Refusal::kNone;
+  view->metadata = room != nullptr ? room : pieces.first[0].data;
+  if (room != nullptr) cursor.CopyTo(room + kHeaderBytes, map_bytes);
+  const uint8_t* map = view->metadata + kHeaderBytes;
+  if (!TiersOk(map, view->dims.tokens, view->dims.has_v)) return Refusal::kBadTier;
+  view->counts = CountTiers(map, view->dims.tokens, view->dims.has_v);
+  view->layout = LayoutOf(view->dims, view->counts);
+  if (view->layout.chunk_bytes != size) return Refusal::kBadLength;
+  const uint64_t map_end = kHeaderBytes + map_bytes;
+  if (room != nullptr) cursor.CopyTo(room + map_end, view->layout.codes[0].offset - map_end);
+  return CheckSections(view->metadata, pieces, view->layout);
+}
+
+}  // namespace
+
+Refusal ParseChunk(const uint8_t* data, size_t size, ChunkView* view) {
+  ChunkView parsed;
+  parsed.whole = Piece{data, size};
+  const Refusal refusal = Parse(parsed.pieces(), nullptr, &parsed);
+  if (refusal == Refusal::kNone) *view = parsed;
+  return refusal;
+}
+
+Refusal ParseChunk(const Pieces& pieces, uint8_t* room, ChunkView* view) {
+  ChunkView parsed;
+  parsed.scattered = pieces;
+  const Refusal refusal = Parse(pieces, room, &parsed);
+  if (refusal == Refusal::kNone) *view = parsed;
+  return refusal;
 }
 
 }  // namespace spectrumkv

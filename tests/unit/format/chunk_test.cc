@@ -143,7 +143,7 @@ TEST(ParseTest, AcceptsTheSmallestChunk) {
   const std::vector<uint8_t> chunk = RawChunk(1);
   ChunkView view;
   ASSERT_EQ(ParseChunk(chunk.data(), chunk.size(), &view), Refusal::kNone);
-  EXPECT_EQ(view.data, chunk.data());
+  EXPECT_EQ(view.metadata, chunk.data());
   EXPECT_EQ(view.layout.codes[kCodesRaw].offset, 80u);
   EXPECT_EQ(view.layout.codes[kCodesRaw].bytes, 16u);
 }
