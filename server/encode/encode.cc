@@ -60,6 +60,11 @@ absl::Status SourceChanged(const ChunkCut& cut, const char* how) {
 
 }  // namespace
 
+EncodeScratch& ThreadEncodeScratch() {
+  static thread_local EncodeScratch scratch;
+  return scratch;
+}
+
 void FillKeptRows(const EncodeSource& source, uint32_t layer_index, PlaneId plane, uint32_t first, uint32_t count,
                   uint8_t** rows) {
   const LayerPlace& place = (*source.places)[layer_index];

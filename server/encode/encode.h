@@ -31,6 +31,9 @@ struct EncodeScratch {
   std::vector<uint64_t> generations_before, generations_after;
 };
 
+// The calling thread's own, kept for its next chunk.
+EncodeScratch& ThreadEncodeScratch();
+
 // Addresses of kept tokens [first, first + count) of one plane.
 void FillKeptRows(const EncodeSource& source, uint32_t layer_index, PlaneId plane, uint32_t first, uint32_t count,
                   uint8_t** rows);

@@ -11,11 +11,6 @@ namespace {
 
 constexpr uint32_t kMaxOutstandingPerStream = 3;
 
-EncodeScratch& ThreadScratch() {
-  static thread_local EncodeScratch scratch;
-  return scratch;
-}
-
 }  // namespace
 
 SenderTransfer::SenderTransfer(TransferSetup setup, SenderSpec spec)
@@ -250,7 +245,7 @@ void SenderTransfer::EncodeOn(uint32_t chunk_index, Slot slot) {
     absl::StatusOr<EncodeResult> result = absl::CancelledError("the transfer has ended");
     const int64_t begin_ns = NowNs();
     if (gate_.Enter()) {
-      result = EncodeChunk(*parts().backend, encode_source_, planned_[chunk_index], fence, &ThreadScratch(),
+      result = EncodeChunk(*parts().backend, encode_source_, planned_[chunk_index], fence, &ThreadEncodeScratch(),
                            shared->data(), parts().send_slots->slot_bytes());
       gate_.Leave();
     }

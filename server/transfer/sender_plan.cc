@@ -13,11 +13,6 @@ namespace {
 
 constexpr size_t kScanWorkersMax = 8;
 
-EncodeScratch& ThreadScratch() {
-  static thread_local EncodeScratch scratch;
-  return scratch;
-}
-
 // Position in the request of the last kept token of each chunk.
 std::vector<uint32_t> LastPositions(const TransferShape& shape, const std::vector<ChunkCut>& cuts) {
   std::vector<uint32_t> positions;
@@ -115,7 +110,7 @@ void SenderTransfer::StartFullScan() {
       if (layers_[i].has_v) scan[i].v.resize(all.token_count);
     }
     for (const ChunkCut& cut : CutChunks(all)) {
-      ScanChunk(*parts().backend, source, cut, &ThreadScratch(), &scan[cut.layer_index]);
+      ScanChunk(*parts().backend, source, cut, &ThreadEncodeScratch(), &scan[cut.layer_index]);
     }
     auto planner = std::make_shared<absl::StatusOr<Planner>>(
         Planner::Create(policy_, layers_, all.token_count, &scan));
@@ -199,7 +194,7 @@ void SenderTransfer::ScanBatch(std::shared_ptr<std::vector<uint32_t>> batch) {
         const size_t i = work->next.fetch_add(1);
         if (i >= batch->size()) break;
         const ChunkCut& cut = planner_->cuts()[(*batch)[i]];
-        ScanChunk(*parts().backend, encode_source_, cut, &ThreadScratch(), &scan_[cut.layer_index]);
+        ScanChunk(*parts().backend, encode_source_, cut, &ThreadEncodeScratch(), &scan_[cut.layer_index]);
       }
       if (work->workers.fetch_sub(1) == 1 && entered) {
         AddStage(Stage::kScan, static_cast<double>(NowNs() - work->begin_ns) * 1e-9);

@@ -37,6 +37,19 @@ void ControlSession::Attach(std::shared_ptr<Transfer> transfer) {
   }
 }
 
+std::optional<CancelFrame> ControlSession::LastWords() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!closed_) return std::nullopt;
+  for (const ControlFrame& frame : backlog_) {
+    if (const auto* cancel = std::get_if<CancelFrame>(&frame)) return *cancel;
+    const auto* receipt = std::get_if<ReceiptFrame>(&frame);
+    if (receipt != nullptr && receipt->state != TransferState::kCommitted) {
+      return CancelFrame{receipt->state, receipt->code, receipt->reason, receipt->message};
+    }
+  }
+  return std::nullopt;
+}
+
 void ControlSession::Deliver(const std::shared_ptr<Transfer>& transfer, ControlFrame frame) {
   transfer->Post([t = transfer.get(), self = shared_from_this(), f = std::move(frame)]() mutable {
     t->OnControlFrame(self, std::move(f));
