@@ -145,6 +145,7 @@ absl::StatusOr<MoveTimes> Move(const Cluster& cluster, const Request& request, c
   times.send_call_s = Now() - begin;
   if (!status.ok()) return Failed("Send", status);
   if (absl::Status ended = watcher.Wait(begin, &times); !ended.ok()) return ended;
+  times.total_s = begin - expect_begin + times.committed_s;
   return times;
 }
 

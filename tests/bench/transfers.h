@@ -28,6 +28,7 @@ struct MoveTimes {
   double send_call_s = 0;    // the Send call
   double first_layer_s = 0;  // from Send to LayersReady with the first layer
   double committed_s = 0;    // from Send to COMMITTED at the decode worker
+  double total_s = 0;        // the same from Expect on
   v1::TransferReport report;  // of the receiver
 };
 
