@@ -38,7 +38,7 @@ struct ClusterOptions {
 };
 extern const char kClusterUsage[];
 
-// A daemon process with a free port of its host; ended by its pid in the destructor.
+// A daemon process with a free port of its host; killed in the destructor.
 class Daemon {
  public:
   // Starts it with a directory of its own; waits until it is ready.

@@ -1,6 +1,7 @@
 #include "tests/bench/e2e_bench.h"
 
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,7 +19,8 @@ constexpr char kUsage[] =
     "usage: spectrumkv_bench e2e [options]\n"
     "  --tokens N         of the transfer (8192)\n"
     "  --layers N --heads N --head-dim N --block-tokens N   (8, 8, 128, 16: pages of 32 KiB)\n"
-    "  --repeat N         counted rounds; one more warms up (5)\n"
+    "  --repeat N         rounds, each with new processes and one counted transfer of each contestant (5)\n"
+    "  --warm-up N        transfers of each before the counted one (2)\n"
     "  --variants LIST    RAW,P8,P4,Q8,Q4,Q3,Q2 or b=BUDGET (RAW,P8,Q8,Q4,b=0.3)\n"
     "  --peers LIST       nixl,mooncake; none by default\n"
     "  --peer-python PATH --peer-dir DIR    interpreter with their packages, folder of their scripts\n"
@@ -28,7 +30,7 @@ constexpr char kUsage[] =
 struct Options {
   ClusterOptions cluster;
   Shape shape;
-  uint32_t tokens = 8192, repeat = 5;
+  uint32_t tokens = 8192, repeat = 5, warm_up = 2;
   std::vector<std::string> variants, peers;
   std::string peer_python = "python3", peer_dir = "tests/bench/peers", link = "loopback";
   bool json = false, help = false;
@@ -46,6 +48,7 @@ struct Options {
     flags.Add("--peers", &peers);
     flags.Add("--peer-python", &peer_python);
     flags.Add("--peer-dir", &peer_dir);
+    flags.Add("--warm-up", &warm_up, 1, 100);
     flags.Add("--link", &link);
     flags.Add("--json", &json);
     flags.Add("--help", &help);
@@ -71,19 +74,8 @@ class Bench {
   explicit Bench(Options options) : options_(std::move(options)) {}
 
   absl::Status Prepare() {
-    absl::StatusOr<Cluster> cluster = Cluster::Start(options_.cluster);
-    if (!cluster.ok()) return cluster.status();
-    cluster_ = *std::move(cluster);
-    Shape& shape = options_.shape;
-    const uint64_t blocks = shape.blocks_of(options_.tokens);
-    shape.num_blocks = blocks + (blocks + 3) / 4;
-    for (auto [pool, daemon] : {std::pair(&source_, &cluster_.prefill), std::pair(&target_, &cluster_.decode)}) {
-      absl::StatusOr<std::unique_ptr<Pool>> created = Pool::Create(daemon->get(), shape, pool == &source_ ? 1 : 2);
-      if (!created.ok()) return created.status();
-      *pool = *std::move(created);
-    }
-    request_ = Request::Scattered(source_.get(), target_.get(), options_.tokens);
-    pages_ = blocks * shape.layers * 2;
+    const Shape& shape = options_.shape;
+    pages_ = shape.blocks_of(options_.tokens) * shape.layers * 2;
     gb_ = static_cast<double>(pages_ * shape.block_bytes()) * 1e-9;
     for (const std::string& name : options_.variants) {
       absl::StatusOr<Variant> variant = VariantOf(name);
@@ -91,25 +83,23 @@ class Bench {
       variants_.push_back(*std::move(variant));
       ours_.push_back({name});
     }
-    for (const std::string& name : options_.peers) {
-      absl::StatusOr<std::unique_ptr<PeerSystem>> peer =
-          PeerSystem::Start({name, options_.peer_python, options_.peer_dir, options_.cluster.prefill,
-                             options_.cluster.decode, pages_, shape.block_bytes()});
-      if (!peer.ok()) return peer.status();
-      peers_.push_back(*std::move(peer));
-      theirs_.push_back({name});
-    }
+    for (const std::string& name : options_.peers) theirs_.push_back({name});
     return absl::OkStatus();
   }
 
-  // The first round warms connections and memory and checks what arrived; it is not counted. All take turns, so that a
-  // machine that changes its speed changes it for all.
+  // All take turns, so that a machine that changes its speed changes it for all. And all processes are new in each round
+  // and warmed up: a pair may be half as fast again as the next, for as long as it lives, with whatever system.
+  // What arrived is checked in the first round.
   absl::Status Run() {
-    for (uint32_t round = 0; round <= options_.repeat; ++round) {
-      const bool counted = round > 0;
-      for (const auto& step : {&Bench::RunBaselines, &Bench::RunPeers, &Bench::RunOurs}) {
-        if (absl::Status done = (this->*step)(counted); !done.ok()) return done;
-      }
+    for (uint32_t round = 0; round < options_.repeat; ++round) {
+      absl::StatusOr<Cluster> cluster = Cluster::Start(options_.cluster);
+      if (!cluster.ok()) return cluster.status();
+      absl::StatusOr<Scene> scene = Scene::Create(*cluster, options_.shape, options_.tokens);
+      if (!scene.ok()) return scene.status();
+      absl::Status ran = RunBaselines(*scene);
+      for (size_t i = 0; i < theirs_.size() && ran.ok(); ++i) ran = RunPeer(&theirs_[i], round == 0);
+      if (ran.ok()) ran = RunOurs(*cluster, scene->request, round == 0);
+      if (!ran.ok()) return ran;
     }
     return absl::OkStatus();
   }
@@ -127,48 +117,57 @@ class Bench {
   }
 
  private:
-  absl::Status RunBaselines(bool counted) {
+  absl::Status RunBaselines(const Scene& scene) {
     const uint64_t bytes = pages_ * options_.shape.block_bytes();
-    const Cost copy = MemcpyCost(source_->data(), target_->data(), bytes);
-    absl::StatusOr<Cost> sent = SocketCost(options_.cluster.prefill, options_.cluster.decode, source_->data(), bytes);
-    if (!sent.ok()) return sent.status();
-    if (counted) copy_.Count(copy, gb_), socket_.Count(*sent, gb_);
-    return absl::OkStatus();
-  }
-
-  absl::Status RunPeers(bool counted) {
-    for (size_t i = 0; i < peers_.size(); ++i) {
-      absl::StatusOr<Cost> cost = peers_[i]->Move();
-      if (!cost.ok()) return cost.status();
-      if (counted) {
-        theirs_[i].Count(*cost, gb_);
-        continue;
-      }
-      absl::StatusOr<bool> verified = peers_[i]->Verified();
-      if (!verified.ok()) return verified.status();
-      if (!*verified) return absl::DataLossError(peers_[i]->name() + " left pages that are not the source's");
+    for (uint32_t move = 0; move <= options_.warm_up; ++move) {
+      const Cost copy = MemcpyCost(scene.source->data(), scene.target->data(), bytes);
+      absl::StatusOr<Cost> sent =
+          SocketCost(options_.cluster.prefill, options_.cluster.decode, scene.source->data(), bytes);
+      if (!sent.ok()) return sent.status();
+      if (move == options_.warm_up) copy_.Count(copy, gb_), socket_.Count(*sent, gb_);
     }
     return absl::OkStatus();
   }
 
-  absl::Status RunOurs(bool counted) {
-    for (size_t i = 0; i < variants_.size(); ++i) {
-      if (!counted) ClearTarget(request_);
-      const double cpu = cluster_.CpuSeconds();
-      absl::StatusOr<MoveTimes> times = Move(cluster_, request_, variants_[i]);
-      if (!times.ok()) return absl::Status(times.status().code(), variants_[i].name + ": " + std::string(times.status().message()));
-      const double used = cluster_.CpuSeconds() - cpu;
-      Contestant& c = ours_[i];
-      if (counted) {
-        c.Count({times->committed_s, used}, gb_);
-        c.first_layer_share.push_back(times->first_layer_s / times->committed_s);
-        continue;
-      }
-      c.wire_share = static_cast<double>(times->report.wire_bytes()) / static_cast<double>(times->report.kv_bytes());
-      c.relative_error = RelativeError(request_);
-      const double allowed = c.name == "RAW" ? 0 : 0.6;
-      if (!(c.relative_error <= allowed)) {
-        return absl::DataLossError(c.name + " arrived with relative error " + std::to_string(c.relative_error));
+  absl::Status RunPeer(Contestant* contestant, bool check) {
+    absl::StatusOr<std::unique_ptr<PeerSystem>> peer =
+        PeerSystem::Start({contestant->name, options_.peer_python, options_.peer_dir, options_.cluster.prefill,
+                           options_.cluster.decode, pages_, options_.shape.block_bytes()});
+    if (!peer.ok()) return peer.status();
+    for (uint32_t move = 0; move <= options_.warm_up; ++move) {
+      absl::StatusOr<Cost> cost = (*peer)->Move();
+      if (!cost.ok()) return cost.status();
+      if (move == options_.warm_up) contestant->Count(*cost, gb_);
+    }
+    if (!check) return absl::OkStatus();
+    absl::StatusOr<bool> verified = (*peer)->Verified();
+    if (!verified.ok()) return verified.status();
+    if (!*verified) return absl::DataLossError(contestant->name + " left pages that are not the source's");
+    return absl::OkStatus();
+  }
+
+  absl::Status RunOurs(const Cluster& cluster, const Request& request, bool check) {
+    for (uint32_t move = 0; move <= options_.warm_up; ++move) {
+      for (size_t i = 0; i < variants_.size(); ++i) {
+        if (check && move == 0) ClearTarget(request);
+        const double cpu = cluster.CpuSeconds();
+        absl::StatusOr<MoveTimes> times = Move(cluster, request, variants_[i]);
+        if (!times.ok()) {
+          return absl::Status(times.status().code(), variants_[i].name + ": " + std::string(times.status().message()));
+        }
+        const double used = cluster.CpuSeconds() - cpu;
+        Contestant& c = ours_[i];
+        if (move == options_.warm_up) {
+          c.Count({times->committed_s, used}, gb_);
+          c.first_layer_share.push_back(times->first_layer_s / times->committed_s);
+        }
+        if (!check || move > 0) continue;
+        c.wire_share = static_cast<double>(times->report.wire_bytes()) / static_cast<double>(times->report.kv_bytes());
+        c.relative_error = RelativeError(request);
+        const double allowed = c.name == "RAW" ? 0 : 0.6;
+        if (!(c.relative_error <= allowed)) {
+          return absl::DataLossError(c.name + " arrived with relative error " + std::to_string(c.relative_error));
+        }
       }
     }
     return absl::OkStatus();
@@ -195,14 +194,10 @@ class Bench {
     row.Print();
   }
 
-  Options options_;
-  Cluster cluster_;
-  std::unique_ptr<Pool> source_, target_;
-  Request request_{};
+  const Options options_;
   uint64_t pages_ = 0;
   double gb_ = 0;
   std::vector<Variant> variants_;
-  std::vector<std::unique_ptr<PeerSystem>> peers_;
   Contestant copy_{"memcpy"}, socket_{"socket"};
   std::vector<Contestant> ours_, theirs_;
 };

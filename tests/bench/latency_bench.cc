@@ -59,23 +59,6 @@ struct Samples {
   double cpu_s = 0;  // both daemons, of all transfers
 };
 
-// Two pools of `shape` and one request at scattered blocks of them.
-struct Scene {
-  std::unique_ptr<Pool> source, target;
-  Request request;
-
-  static absl::StatusOr<Scene> Create(const Cluster& cluster, Shape shape, uint32_t tokens) {
-    shape.num_blocks = shape.blocks_of(tokens) * 5 / 4 + 1;
-    absl::StatusOr<std::unique_ptr<Pool>> source = Pool::Create(cluster.prefill.get(), shape, 1);
-    if (!source.ok()) return source.status();
-    absl::StatusOr<std::unique_ptr<Pool>> target = Pool::Create(cluster.decode.get(), shape, 2);
-    if (!target.ok()) return target.status();
-    Scene scene{*std::move(source), *std::move(target), {}};
-    scene.request = Request::Scattered(scene.source.get(), scene.target.get(), tokens);
-    return scene;
-  }
-};
-
 absl::StatusOr<Samples> Take(const Cluster& cluster, const Request& request, const Variant& variant, uint32_t count,
                              uint32_t warm_up) {
   Samples samples;

@@ -122,6 +122,18 @@ Request Request::Scattered(Pool* source, Pool* target, uint32_t tokens) {
           ScatteredBlocks(target->shape(), target->shape().blocks_of(tokens), 8), tokens};
 }
 
+absl::StatusOr<Scene> Scene::Create(const Cluster& cluster, Shape shape, uint32_t tokens) {
+  const uint64_t blocks = shape.blocks_of(tokens);
+  shape.num_blocks = blocks + (blocks + 3) / 4;
+  absl::StatusOr<std::unique_ptr<Pool>> source = Pool::Create(cluster.prefill.get(), shape, 1);
+  if (!source.ok()) return source.status();
+  absl::StatusOr<std::unique_ptr<Pool>> target = Pool::Create(cluster.decode.get(), shape, 2);
+  if (!target.ok()) return target.status();
+  Scene scene{*std::move(source), *std::move(target), {}};
+  scene.request = Request::Scattered(scene.source.get(), scene.target.get(), tokens);
+  return scene;
+}
+
 absl::StatusOr<MoveTimes> Move(const Cluster& cluster, const Request& request, const Variant& variant) {
   static std::atomic<uint64_t> count{0};
   const std::string id = absl::StrCat("bench-", getpid(), "-", ++count);

@@ -43,6 +43,14 @@ struct Request {
   static Request Scattered(Pool* source, Pool* target, uint32_t tokens);
 };
 
+// Two pools and one request at scattered blocks of them. The cluster must outlive it.
+struct Scene {
+  // The pools have a quarter more blocks than `tokens` tokens need.
+  static absl::StatusOr<Scene> Create(const Cluster& cluster, Shape shape, uint32_t tokens);
+  std::unique_ptr<Pool> source, target;
+  Request request;
+};
+
 // Expect, then Send; returns at COMMITTED, which is an error's text otherwise. Thread-safe.
 absl::StatusOr<MoveTimes> Move(const Cluster& cluster, const Request& request, const Variant& variant);
 

@@ -7,8 +7,8 @@ import time
 
 import pages as p
 
-# Pages of one call; its queue takes no more than this by default, and larger ones are no faster.
-MAX_BATCH = int(os.environ.get("MB","4096"))
+# Pages of one call. The engine's queue refuses 4096 and more by default, and larger batches are no faster.
+MAX_BATCH = 2048
 
 
 def engine(host, pages):

@@ -2,6 +2,7 @@
 """One side of NIXL with UCX over TCP, memory of the host; see pages.py for how it is driven.
 
 The descriptors are prepared once and only the transfer is timed, which is kind to NIXL: a real request has new blocks.
+The initiator polls by itself: with a progress thread beside it, it is slower on a machine of few cores.
 """
 
 import os
@@ -34,7 +35,7 @@ def target(args):
 def initiator(args):
     pages = p.Pages(args, source=True)
     conn = p.connect(args.connect)
-    me = agent("initiator", os.environ.get("PT","1")=="1")
+    me = agent("initiator", False)
     me.register_memory([(pages.pool.ctypes.data, pages.pool.nbytes, 0, "")], "DRAM")
     peer = me.add_remote_agent(p.receive(conn))
     remote = me.deserialize_descs(p.receive(conn))
@@ -54,6 +55,7 @@ def initiator(args):
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("UCX_TLS", "tcp,self")
     arguments = p.arguments()
+    os.environ.setdefault("UCX_TLS", "tcp,self")
+    os.environ.setdefault("UCX_NET_DEVICES", p.device_of(arguments.host))
     (target if arguments.role == "target" else initiator)(arguments)

@@ -9,12 +9,15 @@ A peer system runs as two processes, a target and an initiator, that spectrumkv_
 """
 
 import argparse
+import fcntl
 import json
 import socket
 import struct
 import sys
 
 import numpy as np
+
+SIOCGIFADDR = 0x8915
 
 
 class Pages:
@@ -98,6 +101,19 @@ def obey(conn, move):
             tell(verified=receive(conn) == b"1")
         else:
             raise SystemExit("unknown command %r" % line)
+
+
+def device_of(host):
+    """Name of the network device that has this address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:
+                continue  # it has no IPv4 address
+            if socket.inet_ntoa(answer[20:24]) == host:
+                return name
+    raise SystemExit("no network device has the address %s" % host)
 
 
 def arguments():
