@@ -86,7 +86,7 @@ std::vector<std::string> CommandLine(const ClusterOptions& options, const Place&
   std::vector<std::string> values = {
       absl::StrCat("worker.socket=", dir, "/worker.sock"), absl::StrCat("admin.socket=", dir, "/admin.sock"),
       absl::StrCat("peer.listen_address=", place.host, ":0"), "health.listen_address=127.0.0.1:0",
-      "metrics.listen_address=127.0.0.1:0", absl::StrCat("memory.shared_dir=", dir), "log.level=warning"};
+      "metrics.listen_address=127.0.0.1:0", absl::StrCat("memory.shared_dir=", dir), "log.level=error"};
   if (options.tls_dir.empty()) {
     values.push_back("peer.security=plain");
   } else {
