@@ -250,7 +250,7 @@ void SenderTransfer::EncodeOn(uint32_t chunk_index, Slot slot) {
       gate_.Leave();
     }
     const double seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
-    Post([this, chunk_index, attempt, result = std::move(result), shared, seconds] {
+    Dispatch([this, chunk_index, attempt, result = std::move(result), shared, seconds] {
       OnEncoded(chunk_index, attempt, result, shared, seconds);
     });
   });
@@ -301,7 +301,7 @@ void SenderTransfer::HandToNetwork() {
         std::move(*chunk.slot), chunk.bytes,
         [this, self = shared_from_this(), attempt = attempt_.load(), stream, begin_ns](bool sent) {
           const double seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
-          Post([this, attempt, stream, sent, seconds] { OnSent(attempt, stream, sent, seconds); });
+          Dispatch([this, attempt, stream, sent, seconds] { OnSent(attempt, stream, sent, seconds); });
         });
     if (handed_ == chunk_state_.size()) Apply(Event::kDataComplete);
   }

@@ -56,6 +56,8 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
 
   // Any thread.
   void Post(std::function<void()> task);
+  // As Post, but perhaps inside this call (Strand::Dispatch).
+  void Dispatch(std::function<void()> task);
   TransferReport Snapshot() const;
   bool settled() const { return settled_.load(std::memory_order_acquire); }
   // A chunk arrived on a data stream of `attempt`.
