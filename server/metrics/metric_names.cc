@@ -169,7 +169,7 @@ std::vector<MetricSpec> MakeHistograms() {
       {MetricId::kReconstructionError,
        "spectrumkv_reconstruction_error_ratio",
        histogram,
-       "Root mean square error of decoded values over that of the originals, sampled.",
+       "Root mean square error over that of the originals, of the K or V tokens of a tier in a sampled chunk.",
        {TierLabel()},
        ErrorEdges()},
   };
