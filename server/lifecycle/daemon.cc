@@ -167,6 +167,10 @@ absl::Status Daemon::Impl::StartEngine() {
   if (!made.ok()) return made.status();
   transport_ = *std::move(made);
 
+  const auto expiry = CertificateExpiry(transport.security);
+  if (!expiry.ok()) return expiry.status();
+  metrics_->SetCertificateExpiry(static_cast<double>(*expiry));
+
   TransferParts parts;
   parts.clock = clock_.get();
   parts.control = control_.get();

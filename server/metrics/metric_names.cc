@@ -199,7 +199,7 @@ std::vector<MetricSpec> MakeGauges() {
       {MetricId::kCertificateExpiry,
        "spectrumkv_certificate_expiry_timestamp_seconds",
        gauge,
-       "When this daemon's certificate expires, seconds since 1970; 0 without one.",
+       "When the first certificate of this daemon's chain expires, seconds since 1970; 0 without one.",
        {},
        {}},
       {MetricId::kDraining, "spectrumkv_draining", gauge, "1 while the daemon takes no new work.", {}, {}},
