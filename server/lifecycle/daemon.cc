@@ -276,7 +276,7 @@ absl::Status Daemon::Impl::Start() {
   if (status.ok()) status = StartHealth();
   if (status.ok()) status = StartCodec();
   if (!status.ok()) return status;
-  metrics_ = std::make_unique<Metrics>(Metrics::BuildInfo{Version(), VersionText(), backend_->name()},
+  metrics_ = std::make_unique<Metrics>(Metrics::BuildInfo{Version(), Revision(), backend_->name()},
                                        config_.metrics.reconstruction_sample_chunks);
   status = StartEngine();
   if (status.ok()) status = StartServers();

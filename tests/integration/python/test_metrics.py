@@ -8,11 +8,11 @@ import time
 import numpy as np
 import pytest
 from moves import check, fill, make_side, move, poison, random_words, scattered, small_group, unique
-from real_daemon import running
+from real_daemon import PROGRAM, running
 from tcp_proxy import Proxy
 
 import spectrumkv as skv
-from spectrumkv.v1 import worker_service_pb2
+from spectrumkv.v1 import admin_service_pb2, worker_service_pb2
 
 STREAM_ALLOWANCE = 64 << 10
 TIERS = ("RAW", "Q8", "P8", "Q4", "P4", "Q3", "Q2")
@@ -53,6 +53,15 @@ def test_promtool_has_nothing_to_say(pair):
         checked = subprocess.run([promtool, "check", "metrics"], input=daemon.scrape(), text=True, capture_output=True)
         assert checked.returncode == 0, checked.stdout + checked.stderr
         assert checked.stdout + checked.stderr == ""
+
+
+def test_build_info_is_what_the_program_says(pair):
+    told = subprocess.run([PROGRAM, "--version"], check=True, text=True, capture_output=True).stdout
+    version, revision = re.fullmatch(r"spectrumkvd (\d+\.\d+\.\d+) \((unknown|[0-9a-f]{12,}(?:-dirty)?)\)\n", told).groups()
+    info = [name for name in pair[0].metrics() if name.startswith("spectrumkv_build_info")]
+    assert info == [f'spectrumkv_build_info{{version="{version}",revision="{revision}"}}']
+    with pair[0].admin() as admin:
+        assert admin.GetStatus(admin_service_pb2.GetStatusRequest()).version == f"{version} ({revision})"
 
 
 def test_counters_are_those_of_the_reports(pair):
