@@ -1,5 +1,6 @@
 """Bad input from workers: a canonical code, a stable reason, the offending field, a counted error, and no harm."""
 
+import math
 import os
 import uuid
 
@@ -7,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 from bad_schemas import BAD_SCHEMAS, good_schema
-from moves import fill, make_side, move, poison, random_words, serves_the_next, small_group, unique
+from moves import check, fill, make_side, move, poison, random_words, serves_the_next, small_group, unique
 from real_daemon import refused
 
 import spectrumkv as skv
@@ -192,7 +193,8 @@ BAD_POLICIES = {
     "budget infinite": (dict(budget=float("inf")), "INVALID_ARGUMENT", "INVALID_BUDGET"),
     "budget negative": (dict(budget=-0.5), "INVALID_ARGUMENT", "INVALID_BUDGET"),
     "budget 0": (dict(budget=0.0), "INVALID_ARGUMENT", "INVALID_BUDGET"),
-    "budget 1.2": (dict(budget=1.2), "INVALID_ARGUMENT", "INVALID_BUDGET"),
+    "budget 30, a percentage": (dict(budget=30.0), "INVALID_ARGUMENT", "INVALID_BUDGET"),
+    "budget just above 10": (dict(budget=math.nextafter(10, 11)), "INVALID_ARGUMENT", "INVALID_BUDGET"),
     "budget too small": (dict(budget=0.01), "INVALID_ARGUMENT", "BUDGET_TOO_SMALL"),
     "budget too small for RAW": (dict(budget=0.5, allocator="RAW"), "INVALID_ARGUMENT", "BUDGET_TOO_SMALL"),
     "too few scores": (dict(scores=[1.0] * 9), "INVALID_ARGUMENT", "INVALID_SCORES"),
@@ -291,6 +293,38 @@ def test_the_least_budget_is_the_least(sides, source, target, prefill, decode, t
     sent, _ = move(transfer_id, source, target, prefill, decode, here, there, TOKENS,
                    policy=skv.policy(budget=least, **options))  # fmt: skip
     assert sent.wire_bytes == plan.wire_bytes
+
+
+# Headers cost the more, the smaller the prompt: one token of one head of 8 values is the least there is.
+TINY = {
+    "one latent value": (dict(layers=[0], heads=1, has_v=False), "RAW", 6),
+    "one token": (dict(layers=[0], heads=1), "RAW", 3.5),
+    "one token of two tiers": (dict(layers=[0], heads=1), "GREEDY", 3.5),
+    "a small model": (dict(layers=[0, 1], heads=2), "RAW", 2.25),
+}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_tiny_prompt_may_cost_more_than_its_values(name, source, target, prefill, decode, transfer_id):
+    """A budget above 1 is taken where it is needed, the refusal names the least, and more than enough is no error."""
+    shape, allocator, least = TINY[name]
+    group = small_group(head_dim=8, **shape)
+    rng = np.random.default_rng(5)
+    planes = 2 if group.has_v else 1
+    kv = random_words(rng, (len(group.layers), planes, 1, group.heads, 8), "float16")
+    a, b = make_side(source, prefill, [group], {0: [3]}), make_side(target, decode, [group], {0: [4]})
+    options = dict(allocator=allocator, tiers=["RAW"], importance="POSITION")
+    with a.pool, b.pool:
+        fill(a, [kv])
+        for low in (0.001, 1.0, 1.1, least - 0.001):
+            with refused("INVALID_ARGUMENT", "BUDGET_TOO_SMALL", least_budget=f"{least:.6f}"):
+                source.plan(a.pool, 1, a.blocks, skv.policy(budget=low, **options))
+        for number, budget in enumerate((least, least + 0.01, 10)):
+            poison(b)
+            sent, _ = move(f"{transfer_id}.{number}", source, target, prefill, decode, a, b, 1,
+                           policy=skv.policy(budget=budget, **options))  # fmt: skip
+            assert sent.wire_bytes == least * sent.kv_bytes and sent.budget == budget
+            check(b, [kv])
 
 
 CALLS_ON_NOBODY = {
