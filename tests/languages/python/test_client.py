@@ -1,6 +1,8 @@
 """The client library against a daemon that misbehaves on demand."""
 
+import logging
 import os
+import threading
 import time
 
 import grpc
@@ -72,6 +74,75 @@ def test_lost_hold_registers_again(daemon, client, group):
         until(lambda: pool.ref.epoch == daemon.worker.epoch)
         assert pool.ref != old and pool.registrations == 2
         until(lambda: daemon.worker.pings.get(timeout=5) == pool.ref)
+
+
+@pytest.fixture
+def noise(monkeypatch, caplog):
+    """What threads died of, and what was logged as a warning or worse."""
+    died = []
+    monkeypatch.setattr(threading, "excepthook", lambda hook: died.append(hook.exc_value))
+    return lambda: died + [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("kind", ["shared_memory_pool", "daemon_owned_pool"])
+def test_client_that_closes_before_its_pool(kind, daemon, group, noise):
+    """The thread that holds the pool ends without a word, and the pool can still be closed."""
+    client = skv.Client(daemon.path, timeout_s=5)
+    pool = getattr(client, kind)([group], model="m")
+    daemon.worker.pings.get(timeout=5)
+    hold = pool._hold._thread
+    client.close()
+    client.close()
+    hold.join(5)
+    assert not hold.is_alive() and pool.registrations == 1
+    pool.close()
+    pool.close()
+    if kind == "shared_memory_pool":
+        assert not os.path.exists("/dev/shm" + pool.segment.name)
+    assert noise() == []
+
+
+def test_client_that_closes_while_a_pool_waits_to_register_again(daemon, group, noise):
+    client = skv.Client(daemon.path, timeout_s=5)
+    with client.shared_memory_pool([group], model="m") as pool:
+        daemon.worker.pings.get(timeout=5)
+        daemon.stop()
+        until(lambda: any("no longer held" in str(what) for what in noise()))
+        warned = len(noise())
+        client.close()
+        pool._hold._thread.join(15)
+        assert not pool._hold._thread.is_alive()
+        assert [what for what in noise()[warned:] if isinstance(what, Exception)] == []
+
+
+def test_calls_of_a_closed_client(daemon, group):
+    client = skv.Client(daemon.path, timeout_s=5)
+    pool = client.daemon_owned_pool([group], model="m")
+    data = np.zeros((2, 2, 1, 4, 3, 16), np.float16)
+    client.close()
+    common = dict(pool=pool, token_count=4, blocks=[1])
+    calls = {
+        "register": lambda: client.daemon_owned_pool([group], model="m"),
+        "put": lambda: pool.put(data, [1]),
+        "get": lambda: pool.get([1]),
+        "plan": lambda: client.plan(pool, 4, [1]),
+        "send": lambda: client.send("t", peer="h:1", **common),
+        "publish": lambda: client.publish("t", **common),
+        "advance": lambda: client.advance("t", layers=1, tokens=1),
+        "expect": lambda: client.expect("t", **common),
+        "fetch": lambda: client.fetch("t", peer="h:1", **common),
+        "watch": lambda: list(client.watch("t")),
+        "wait": lambda: client.wait("t"),
+        "get_transfer": lambda: client.get_transfer("t"),
+        "cancel": lambda: client.cancel("t"),
+        "release": lambda: client.release("t"),
+        "report_first_token": lambda: client.report_first_token("t", 1.0),
+    }
+    for name, call in calls.items():
+        with pytest.raises(skv.SpectrumKVError, match="the client is closed") as error:
+            call()
+        assert error.value.code == "CANCELLED", name
+    pool.close()
 
 
 def test_stale_epoch_registers_again_and_repeats_the_call(daemon, client, group):

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from spectrumkv.errors import SpectrumKVError, error_from_rpc, rpc
+from spectrumkv.errors import SpectrumKVError, rpc, rpc_errors
 from spectrumkv.groups import Group, block_runs
 from spectrumkv.hold import HoldThread
 from spectrumkv.segment import SHM_DIRECTORY, SharedSegment
@@ -101,10 +100,8 @@ class Pool:
         shape = self._shape_of(blocks, group)
         if kv.shape != shape or kv.dtype != self.groups[group].numpy_dtype:
             raise ValueError(f"kv must be {self.groups[group].numpy_dtype} {shape}, not {kv.dtype} {kv.shape}")
-        try:
+        with rpc_errors():
             response = self.client.worker.PutBlocks(self._put_requests(kv, blocks, group), timeout=self.client.timeout_s)
-        except grpc.RpcError as error:
-            raise error_from_rpc(error) from None
         return int(response.bytes)
 
     def _put_requests(
@@ -131,15 +128,13 @@ class Pool:
         layers = {layer: index for index, layer in enumerate(spec.layers)}
         request = worker_service_pb2.GetBlocksRequest(pool=self.ref, group=group, runs=block_runs(blocks, group).runs)
         left = out.shape[0] * out.shape[1] * out.shape[2]
-        try:
+        with rpc_errors():
             for response in self.client.worker.GetBlocks(request, timeout=self.client.timeout_s):
                 for block in response.blocks:
                     plane = _PLANES.index(block.plane)
                     data = np.frombuffer(block.data, spec.numpy_dtype).reshape(out.shape[3:])
                     out[layers[block.layer], plane, places[block.block]] = data
                     left -= 1
-        except grpc.RpcError as error:
-            raise error_from_rpc(error) from None
         if left:
             raise SpectrumKVError("INTERNAL", "", f"GetBlocks left out {left} blocks")
         return out
@@ -152,7 +147,8 @@ class Pool:
         """Unregisters the pool, once no transfer touches it, and stops the hold thread. Idempotent.
 
         timeout_ms: how long to wait for transfers; 0: the daemon's default. When it passes, raises DEADLINE_EXCEEDED
-        and the pool stays as it was. A daemon that is gone, or has forgotten the pool, is no error.
+        and the pool stays as it was. A daemon that is gone, or has forgotten the pool, is no error; nor is a client that
+        was closed before: the daemon has let go of the pool when its stream broke.
         """
         with self._lock:
             if self._closed:
@@ -163,7 +159,7 @@ class Pool:
         try:
             rpc(self.client.worker.UnregisterPool, request, self.client.timeout_s)
         except SpectrumKVError as error:
-            if error.code not in _GONE:
+            if error.code not in _GONE and not self.client.closed:
                 self._hold.not_closing()
                 raise
         with self._lock:
