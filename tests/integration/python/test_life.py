@@ -1,11 +1,13 @@
 """Lives of transfers, pools and daemons: order of calls, layer-wise sources, cancel, death, leases, drain, restart."""
 
 import pathlib
+import queue
 import subprocess
 import sys
 import threading
 import time
 
+import grpc
 import numpy as np
 import pytest
 from moves import check, expected_of, fill, make_side, move, poison, random_words, scattered, small_group, tier_ids, unique
@@ -13,7 +15,7 @@ from real_daemon import refused, running
 
 import spectrumkv as skv
 from spectrumkv.errors import rpc
-from spectrumkv.v1 import admin_service_pb2, report_pb2, worker_service_pb2
+from spectrumkv.v1 import admin_service_pb2, report_pb2, schema_pb2, worker_service_pb2
 
 TOKENS = 10
 RAW = dict(allocator="RAW", budget=1.1)
@@ -411,6 +413,61 @@ def test_drain_waits_for_holds(target, decode, transfer_id):
             done = admin.Drain(admin_service_pb2.DrainRequest(timeout_ms=5000), timeout=20)
             assert done.transfers_left == 0
         assert draining.stop() == 0
+
+
+class HoldStream:
+    """A HoldPool stream by hand: ping() asks, messages has the answers, `ended` is set at its end."""
+
+    def __init__(self, client, ref):
+        self.messages, self.ended, self.error = [], threading.Event(), None
+        self._pings = queue.Queue()
+        self._ref = ref
+        self._stream = client.worker.HoldPool(iter(self._pings.get, None))
+        threading.Thread(target=self._read, daemon=True).start()
+        self.ping()
+
+    def ping(self):
+        self._pings.put(worker_service_pb2.HoldPoolRequest(pool=self._ref))
+
+    def close(self):
+        self._pings.put(None)
+
+    def events(self):
+        return [message.event for message in self.messages if message.event]
+
+    def _read(self):
+        try:
+            for message in self._stream:
+                self.messages.append(message)
+        except grpc.RpcError as error:
+            self.error = error
+        self.ended.set()
+
+
+def test_a_pool_stays_while_the_daemon_drains():
+    """DRAINING is no end: pings renew, blocks are read and written, and the last event is another one."""
+    with running() as daemon, daemon.client() as client, daemon.admin() as admin:
+        request = worker_service_pb2.RegisterPoolRequest(request_id="r", schema=owned_schema(), lease_ttl_ms=1000)
+        ref = rpc(client.worker.RegisterPool, request, 20).pool
+        stream = HoldStream(client, ref)
+        until(lambda: stream.messages)
+        admin.Drain(admin_service_pb2.DrainRequest(timeout_ms=20000), timeout=30)  # nothing to wait for
+        until(lambda: stream.events() == ["DRAINING"])
+        answers = len(stream.messages)
+        for _ in range(4):  # longer than the lease
+            time.sleep(0.4)
+            stream.ping()
+        until(lambda: len(stream.messages) > answers)
+        late = HoldStream(client, ref)  # a worker that connects again hears it, too
+        until(lambda: late.events() == ["DRAINING"])
+        assert rpc(client.worker.RenewLease, worker_service_pb2.RenewLeaseRequest(pool=ref), 20).lease_ttl_ms == 1000
+        blocks = worker_service_pb2.GetBlocksRequest(pool=ref, runs=[schema_pb2.BlockRun(count=1)])
+        assert sum(len(answer.blocks) for answer in client.worker.GetBlocks(blocks, timeout=20)) == 4  # 2 layers, K and V
+        assert not stream.ended.is_set() and not late.ended.is_set()
+        rpc(client.worker.UnregisterPool, worker_service_pb2.UnregisterPoolRequest(pool=ref), 20)
+        for held in (stream, late):
+            assert held.ended.wait(20) and held.error is None
+            assert held.events() == ["DRAINING", "UNREGISTERED"]
 
 
 def test_restart_of_the_daemon(target, decode, transfer_id):

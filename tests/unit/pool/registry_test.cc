@@ -281,6 +281,10 @@ TEST_F(RegistryTest, DrainingRefusesNewPoolsAndServesTheOld) {
   registry_->StartDraining();
   registry_->StartDraining();
   EXPECT_EQ(events, std::vector<std::string>({"DRAINING"}));
+  std::vector<std::string> late;  // a worker that connects again
+  ASSERT_TRUE(registry_->OpenHold(pool, kEpoch, [&](const std::string& event) { late.push_back(event); }).ok());
+  EXPECT_EQ(late, std::vector<std::string>({"DRAINING"}));
+  EXPECT_EQ(events.size(), 1u);
   const auto refused = registry_->Register("x", MakeSchema("lpbthd"), 0).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(ReasonOf(refused), "DRAINING");
