@@ -56,6 +56,71 @@ def test_tokens_go_to_scattered_blocks_and_back(client, group):
             pool.write_tokens(kv, [1, 2])
 
 
+def test_generations_lie_behind_the_groups(daemon, client, group):
+    other = skv.Group(layers=[0], heads=1, head_dim=8, block_tokens=2, num_blocks=600)
+    with client.shared_memory_pool([group, other], model="m", generations=True) as pool:
+        (schema,) = daemon.worker.pools.values()
+        at = schema.generations.offset_bytes
+        assert at % 4096 == 0 and at >= group.size_bytes + other.size_bytes and schema.generations.segment == 0
+        assert schema.segments[0].posix_shm.size_bytes == pool.segment.size_bytes >= at + 8 * 600
+        table = pool.segment.memory[at : at + 8 * 600].view("<u8")
+        assert not table.any()
+        with pool.writing([599, 0]):
+            assert list(np.flatnonzero(table % 2)) == [0, 599]
+        assert list(np.flatnonzero(table)) == [0, 599] and table[0] == table[599] == 2
+    with client.shared_memory_pool([group], model="m") as pool:
+        assert pool.generations is None and not pool.schema.HasField("generations")
+        with pytest.raises(ValueError, match="without generations"):
+            pool.writing([0])
+
+
+def test_blocks_are_odd_while_anybody_writes_them():
+    table = np.zeros(5, np.uint64)
+    generations = skv.BlockGenerations(table)
+    with generations.writing([1, 3, 1]):
+        assert list(table) == [0, 1, 0, 1, 0]
+        with generations.writing(range(2, 4)):
+            assert list(table) == [0, 1, 1, 1, 0]
+        assert list(table) == [0, 1, 2, 1, 0]
+    assert list(table) == [0, 2, 2, 2, 0]
+    with pytest.raises(KeyError), generations.writing([4]):
+        raise KeyError("the writer failed")
+    assert list(table) == [0, 2, 2, 2, 2]
+    with generations.writing([]):
+        assert list(table) == [0, 2, 2, 2, 2]
+    for wrong in ([0, 5], [-1], [2**40]):
+        with pytest.raises(IndexError, match=f"block {wrong[-1]} is not one of 5"), generations.writing(wrong):
+            pass
+    assert list(table) == [0, 2, 2, 2, 2]
+
+
+def test_many_threads_write_one_block():
+    table = np.zeros(2, np.uint64)
+    generations = skv.BlockGenerations(table)
+    even = []
+
+    def write():
+        for _ in range(500):
+            with generations.writing([0]):
+                if table[0] % 2 == 0:
+                    even.append(int(table[0]))
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert even == [] and table[0] % 2 == 0 and 0 < table[0] <= 2 * 4 * 500 and table[1] == 0
+
+
+def test_write_tokens_marks_its_blocks(client, group):
+    with client.shared_memory_pool([group], model="m", generations=True) as pool:
+        kv = np.ones((2, 2, 10, 3, 16), np.float16)
+        pool.write_tokens(kv, [6, 0, 3])
+        assert list(pool.generations.table) == [2, 0, 0, 2, 0, 0, 2]
+        assert (pool.read_tokens(10, [6, 0, 3]) == kv).all()
+
+
 def test_hold_pings_within_the_lease(daemon, client, group):
     with client.shared_memory_pool([group], model="m") as pool:
         first = daemon.worker.pings.get(timeout=5)
