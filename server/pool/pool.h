@@ -53,8 +53,9 @@ class BlockHold {
                                std::vector<uint64_t>* out) const = 0;
   virtual bool has_generations() const = 0;
 
-  // OK, or why the pool's memory must not be trusted any more (FailedPrecondition: SEGMENT_FAILED). A lost pool's memory
-  // stays mapped and good: that is OnLost's to tell.
+  // OK, or why the hold's memory must not be trusted any more (FailedPrecondition): SEGMENT_FAILED; of a destination also
+  // POOL_LOST. What a source of a lost pool holds stays mapped and good: a transfer whose source was fully written may
+  // finish without its worker. OnLost tells those that may not.
   virtual absl::Status Health() const = 0;
 
   // `lost` is called at most once, from any thread, when the pool is lost (at once if it already is); it must return

@@ -118,21 +118,24 @@ absl::Status PoolCore::CheckUsableLocked() const {
   return SegmentFailed() ? LostStatus("SEGMENT_FAILED") : absl::OkStatus();
 }
 
-absl::Status PoolCore::Health() {
+absl::Status PoolCore::MemoryHealth() {
   // Called by users of the pool only, so the segments are there.
-  if (SegmentFailed()) {
-    if (!lost_.load() && !end_scheduled_.exchange(true)) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (clock_ != nullptr) {
-        // Not here: the caller may hold locks that the pool's listeners take.
-        clock_->CallAt(clock_->NowNs(), [weak = weak_from_this()] {
-          if (const auto self = weak.lock()) self->End("SEGMENT_FAILED");
-        });
-      }
+  if (!SegmentFailed()) return absl::OkStatus();
+  if (!lost_.load() && !end_scheduled_.exchange(true)) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (clock_ != nullptr) {
+      // Not here: the caller may hold locks that the pool's listeners take.
+      clock_->CallAt(clock_->NowNs(), [weak = weak_from_this()] {
+        if (const auto self = weak.lock()) self->End("SEGMENT_FAILED");
+      });
     }
-    return LostStatus("SEGMENT_FAILED");
   }
-  if (!lost_.load()) return absl::OkStatus();
+  return LostStatus("SEGMENT_FAILED");
+}
+
+absl::Status PoolCore::Health() {
+  absl::Status memory = MemoryHealth();
+  if (!memory.ok() || !lost_.load()) return memory;
   std::lock_guard<std::mutex> lock(mutex_);
   return LostStatus(lost_cause_);
 }

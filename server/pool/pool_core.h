@@ -63,7 +63,9 @@ class PoolCore : public std::enable_shared_from_this<PoolCore> {
   // Null where the schema has none.
   const uint64_t* generations() const { return generations_; }
   bool alive() const { return !lost_.load(); }
-  // OK; POOL_LOST, SEGMENT_FAILED. A failure seen here first ends the pool, on the clock's thread.
+  // OK; SEGMENT_FAILED. A failure seen here first ends the pool, on the clock's thread.
+  absl::Status MemoryHealth();
+  // Also POOL_LOST.
   absl::Status Health();
 
   void StartLease();

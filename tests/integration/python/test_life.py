@@ -1,5 +1,6 @@
 """Lives of transfers, pools and daemons: order of calls, layer-wise sources, cancel, death, leases, drain, restart."""
 
+import contextlib
 import pathlib
 import queue
 import subprocess
@@ -302,57 +303,114 @@ def test_dropped_tokens_leave_no_hole(source, target, prefill, decode, transfer_
         assert (failed.value.code, failed.value.reason) == ("FAILED_PRECONDITION", "DROP_NOT_ACCEPTED")
 
 
+# A worker of its own process: DAEMON ROLE TRANSFER PEER PHASE. Its words are 1000 * layer + token.
 _WORKER = """
 import sys, time
+import numpy as np
 import spectrumkv as skv
 sys.path.insert(0, sys.argv[1])
 from moves import small_group
-client = skv.Client(sys.argv[2])
-pool = client.shared_memory_pool([small_group()], model="m")
+_, _, daemon, role, name, peer, phase = sys.argv
+client = skv.Client(daemon)
+group = small_group()
+pool = client.shared_memory_pool([group], model="m")
+words = 1000 * np.arange(2).reshape(2, 1, 1, 1, 1) + np.arange(10).reshape(1, 1, 10, 1, 1)
+pool.write_tokens(np.broadcast_to(words, (2, 2, 10, 2, 16)).astype("<u2").view("<f2"), [1, 2, 3])
 common = dict(pool=pool, token_count=10, blocks=[1, 2, 3])
-if sys.argv[3] == "source":
-    client.send(sys.argv[4], peer=sys.argv[5], layerwise=True, policy=skv.policy(allocator="RAW", budget=1.1), **common)
+source = dict(policy=skv.policy(allocator="RAW", budget=1.1), layerwise=phase != "final", **common)
+if role == "target":
+    client.expect(name, **common)
+elif peer:
+    client.send(name, peer=peer, **source)
 else:
-    client.expect(sys.argv[4], **common)
+    client.publish(name, **source)
+if role == "source" and phase in ("half", "advanced"):
+    client.advance(name, layers=1 if phase == "half" else 2, tokens=10)
 print(pool.pool_id, flush=True)
 time.sleep(100)
 """
 
 
+@contextlib.contextmanager
+def worker_process(daemon, role, name, peer, phase):
+    """A worker in a process of its own; (process, pool_id). Killed at the end, where the block did not."""
+    here = str(pathlib.Path(__file__).parent)
+    command = [sys.executable, "-c", _WORKER, here, daemon.worker, role, name, peer, phase]
+    worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield worker, worker.stdout.readline().strip()
+    finally:
+        worker.kill()
+        worker.wait()
+        worker.stdout.close()
+        for path in pathlib.Path("/dev/shm").glob(f"spectrumkv-{worker.pid}-*"):
+            path.unlink()  # the dead worker could not
+
+
+def pools_of(daemon):
+    with daemon.admin() as admin:
+        return {pool.pool_id: pool.state for pool in admin.ListPools(admin_service_pb2.ListPoolsRequest()).pools}
+
+
 @pytest.mark.parametrize("role", ["source", "target"])
-def test_worker_that_dies(role, source, target, prefill, decode, transfer_id):
-    """What a killed worker held is let go long before its lease ends, and its peer hears of it."""
+@pytest.mark.parametrize("phase", ["nothing", "half"])
+def test_worker_that_dies(phase, role, source, target, prefill, decode, transfer_id):
+    """What a killed worker held is let go long before its lease ends, and its peer hears of it: before a layer was
+    sent, and between two layers."""
     daemon = prefill if role == "source" else decode
     ends = Ends(source, target, prefill, decode, transfer_id)
+    layers = 1 if phase == "half" else 0
     with ends.here.pool, ends.there.pool:
-        here = str(pathlib.Path(__file__).parent)
-        worker = subprocess.Popen([sys.executable, "-c", _WORKER, here, daemon.worker, role, ends.name, decode.peer],
-                                  stdout=subprocess.PIPE, text=True)  # fmt: skip
-        try:
-            pool_id = worker.stdout.readline().strip()
+        with worker_process(daemon, role, ends.name, decode.peer, phase) as (worker, pool_id):
             if role == "source":
                 ends.expect()
             else:
                 ends.send(layerwise=True)
-            alive, other = (source, target) if role == "source" else (target, source)
-            until(lambda: other.get_transfer(ends.name).state != WAITING)
-        finally:
+                if layers:
+                    ends.source.advance(ends.name, layers=1, tokens=TOKENS)
+            until(lambda: source.get_transfer(ends.name).state != WAITING)
+            until(lambda: target.get_transfer(ends.name).layers_ready == layers)
             worker.kill()
             worker.wait()
-        died = time.monotonic()
-        reasons = {"source": "SOURCE_GONE", "target": "DESTINATION_GONE"}
-        for client in (alive, other):
-            report = ended(client, ends.name)
-            assert (report.code, report.reason) == (9, reasons[role]), report  # FAILED_PRECONDITION
-        assert time.monotonic() - died < 15
-        with daemon.admin() as admin:
-            until(lambda: pool_id not in [p.pool_id for p in admin.ListPools(admin_service_pb2.ListPoolsRequest()).pools])
+            died = time.monotonic()
+            reasons = {"source": "SOURCE_GONE", "target": "DESTINATION_GONE"}
+            for client in (source, target):
+                report = ended(client, ends.name)
+                assert (report.code, report.reason) == (9, reasons[role]), report  # FAILED_PRECONDITION
+                assert report.layers_ready <= layers
+            assert time.monotonic() - died < 15
+            until(lambda: pool_id not in pools_of(daemon))
+        if role == "source":
+            landed = ends.there.pool.segment.memory.copy()
+            time.sleep(0.2)
+            assert (ends.there.pool.segment.memory == landed).all(), "a byte landed late"
+            assert ends.untouched() == (layers == 0)
+            poison(ends.there)
         ends.name += ".again"
         ends.expect()
         ends.send()
         ends.both_end(COMMITTED)
-    for path in pathlib.Path("/dev/shm").glob(f"spectrumkv-{worker.pid}-*"):
-        path.unlink()  # the dead worker could not
+        check(ends.there, [ends.kv])
+
+
+@pytest.mark.parametrize("phase", ["final", "advanced"])
+def test_worker_that_dies_after_its_last_word(phase, source, target, prefill, decode, transfer_id):
+    """A source that was fully written may finish: its memory stays mapped until the transfer has ended."""
+    ends = Ends(source, target, prefill, decode, transfer_id)
+    words = np.empty((2, 2, TOKENS, 2, 16), "<u2")
+    words[:] = 1000 * np.arange(2).reshape(2, 1, 1, 1, 1) + np.arange(TOKENS).reshape(1, 1, TOKENS, 1, 1)
+    with ends.here.pool, ends.there.pool:
+        with worker_process(prefill, "source", ends.name, "", phase) as (worker, pool_id):
+            worker.kill()
+            worker.wait()
+            until(lambda: pools_of(prefill)[pool_id] == "lost")
+            with refused("NOT_FOUND", "UNKNOWN_POOL"):  # nobody begins anything new with it
+                ref = schema_pb2.PoolRef(pool_id=pool_id, epoch=prefill.epoch)
+                rpc(source.worker.RenewLease, worker_service_pb2.RenewLeaseRequest(pool=ref), 20)
+            ends.fetch()
+            ends.both_end(COMMITTED)
+            check(ends.there, [words])
+            until(lambda: pool_id not in pools_of(prefill))
 
 
 def owned_schema():

@@ -213,7 +213,7 @@ TEST_F(RegistryTest, AnExpiredLeaseTellsHoldsAndStaysMappedForThem) {
   clock_.AdvanceMs(1000);
   EXPECT_EQ(told, std::vector<std::string>({"source POOL_LOST", "target LEASE_EXPIRED"}));
   EXPECT_EQ(expired_, std::vector<std::string>({"pool", "source", "destination"}));
-  EXPECT_EQ(source->Health().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(source->Health().ok()) << "fully written, it may be read to its end";
   EXPECT_EQ(ReasonOf(target->Health()), "POOL_LOST");
   EXPECT_EQ(registry_->List()[0].state, "lost");
   EXPECT_EQ(ReasonOfSource(pool, Blocks({{2, 1}}), 1), "UNKNOWN_POOL");
@@ -380,7 +380,7 @@ TEST_F(RegistryTest, AHoldMayOutliveTheRegistry) {
   hold->OnLost([&calls](const absl::Status&) { ++calls; });
   registry_.reset();
   EXPECT_EQ(calls, 1);
-  EXPECT_EQ(ReasonOf(hold->Health()), "POOL_LOST");
+  EXPECT_TRUE(hold->Health().ok());
   hold->ZeroTail(1);
 }
 
