@@ -110,8 +110,8 @@ class PoolRegistry {
   virtual absl::StatusOr<int64_t> Renew(const std::string& pool_id, uint64_t epoch) = 0;
   // A HoldPool stream opened / broke. While at least one is open, its pings renew; when the last one breaks the pool is
   // lost at once. `on_event` gets the pool's end (LEASE_EXPIRED, UNREGISTERED, SEGMENT_FAILED); and DRAINING (at
-  // once, inside this call, where the daemon drains already), after which the pool is still served. RESOURCE_EXHAUSTED HOLDS_FULL above 64 streams. A truncated segment is noticed by
-  // the next use or, by an idle pool, at the end of the lease's period.
+  // once, inside this call, where the daemon drains already), after which the pool is still served. RESOURCE_EXHAUSTED HOLDS_FULL above 64 streams. A segment that was cut,
+  // also one that was grown again, is noticed by the next use and, by an idle pool, at the end of the lease's period.
   virtual absl::StatusOr<uint64_t> OpenHold(const std::string& pool_id, uint64_t epoch,
                                             std::function<void(const std::string&)> on_event) = 0;
   virtual void CloseHold(const std::string& pool_id, uint64_t hold_id) = 0;

@@ -125,19 +125,66 @@ def test_shared_memory_name(name, code, reason, source, counted, next_is_served)
         register(source, schema)
 
 
-def test_segment_that_shrinks_fails_its_pool_alone(sides, source, target, prefill, decode, transfer_id, next_is_served):
+# What its owner does to the file of an idle pool of three pages, one truncate after the other.
+CUTS = {"everything": [0], "the last page": [8192], "cut and grown again": [0, 12288]}
+
+
+@pytest.mark.parametrize("use", ["send", "publish", "plan", "expect", "fetch", "put", "get"])
+@pytest.mark.parametrize("cut", CUTS)
+def test_segment_that_was_cut_while_idle(cut, use, source, decode, transfer_id, counted, next_is_served):
+    """Refused at the next use, before anything is promised or read as zeros."""
+    group = small_group()
+    with source.shared_memory_pool([group], model="m") as pool:
+        assert pool.segment.size_bytes == 12288
+        common = dict(pool=pool, token_count=TOKENS, blocks=[0, 1, 2])
+        kv = np.zeros((2, 2, 1, 4, 2, 16), np.float16)
+        for length in CUTS[cut]:
+            os.truncate("/dev/shm" + pool.segment.name, length)
+        with refused("FAILED_PRECONDITION", "SEGMENT_FAILED"):
+            {
+                "send": lambda: source.send(transfer_id, peer=decode.peer, policy=skv.policy(**RAW), **common),
+                "publish": lambda: source.publish(transfer_id, policy=skv.policy(**RAW), **common),
+                "plan": lambda: source.plan(pool, TOKENS, [0, 1, 2], skv.policy(**RAW)),
+                "expect": lambda: source.expect(transfer_id, **common),
+                "fetch": lambda: source.fetch(transfer_id, peer=decode.peer, **common),
+                "put": lambda: pool.put(kv, [0]),
+                "get": lambda: pool.get([0]),
+            }[use]()
+        with refused("NOT_FOUND", "UNKNOWN_TRANSFER"):
+            source.get_transfer(transfer_id)
+
+
+def test_segment_that_shrinks_under_a_transfer(sides, source, target, decode, transfer_id, counted, next_is_served):
+    """The transfer fails, on both sides, and its pool alone."""
     here, there = sides
-    os.truncate("/dev/shm" + here.pool.segment.name, 0)
     target.expect(transfer_id, pool=there.pool, token_count=TOKENS, blocks=there.blocks)
-    with pytest.raises(skv.SpectrumKVError) as failed:
-        source.send(transfer_id, peer=decode.peer, pool=here.pool, token_count=TOKENS, blocks=here.blocks,
-                    policy=skv.policy(**RAW))  # fmt: skip
-        source.wait(transfer_id, timeout_s=20)
-    # Found by the scan or told by the pool, whichever comes first.
-    assert failed.value.code == "FAILED_PRECONDITION"
-    assert failed.value.reason in ("SEGMENT_FAILED", "SOURCE_GONE") and "truncated" in failed.value.message
-    with pytest.raises(skv.TransferFailed):
-        target.wait(transfer_id, timeout_s=20)
+    source.send(transfer_id, peer=decode.peer, pool=here.pool, token_count=TOKENS, blocks=here.blocks, layerwise=True,
+                policy=skv.policy(**RAW))  # fmt: skip
+    os.truncate("/dev/shm" + here.pool.segment.name, 0)
+    source.advance(transfer_id, layers=2, tokens=TOKENS)
+    for client in (source, target):
+        with pytest.raises(skv.TransferFailed) as failed:
+            client.wait(transfer_id, timeout_s=20)
+        # Found by the scan or told by the pool, whichever comes first.
+        assert failed.value.code == "FAILED_PRECONDITION"
+        assert failed.value.reason in ("SEGMENT_FAILED", "SOURCE_GONE") and "truncated" in failed.value.message
+
+
+def test_a_pool_of_more_segments_than_a_process_may_open_files_by_default(source, prefill):
+    """Each stays open, so that a cut is seen: 1024 are allowed where nobody asks for more."""
+    group = small_group(layers=[0], num_blocks=1)
+    segments = [skv.SharedSegment(group.size_bytes) for _ in range(1100)]
+    schema = skv.pools.schema_pb2.PoolSchema(model="m", groups=[group.to_proto(0, 0)])
+    for segment in segments:
+        schema.segments.add().posix_shm.name = segment.name
+        schema.segments[-1].posix_shm.size_bytes = group.size_bytes
+    pool = register(source, schema).pool
+    for segment in segments:
+        segment.close()
+    files = f"/proc/{prefill.process.pid}/fd"
+    assert len(os.listdir(files)) > 1100
+    rpc(source.worker.UnregisterPool, worker_service_pb2.UnregisterPoolRequest(pool=pool), 20)
+    assert len(os.listdir(files)) < 1100
 
 
 @pytest.mark.parametrize("ttl", [1, 2**63])

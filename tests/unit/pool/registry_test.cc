@@ -363,6 +363,48 @@ TEST_F(RegistryTest, ATruncatedSegmentFailsItsPoolAlone) {
   EXPECT_EQ(ReasonOfSource(other, Blocks({{0, 1}}), 1), "OK");
 }
 
+// No page of it is touched: what was cut and grown again would be read as zeros.
+TEST_F(RegistryTest, ASegmentThatWasCutWhileIdleIsRefusedAtItsNextUse) {
+  using Use = std::function<std::string(const std::string&)>;
+  const std::pair<const char*, Use> uses[] = {
+      {"source", [&](const std::string& pool) { return ReasonOfSource(pool, Blocks({{0, 1}}), 1); }},
+      {"target", [&](const std::string& pool) { return ReasonOfTarget(pool, Blocks({{0, 1}}), 1); }},
+      {"get", [&](const std::string& pool) {
+         return ReasonOf(registry_->GetBlock(pool, kEpoch, 0, 0, PlaneId::kK, 0).status());
+       }},
+      {"put", [&](const std::string& pool) {
+         return ReasonOf(registry_->PutBlock(pool, kEpoch, 0, 0, PlaneId::kK, 0, std::string(256, 'x')));
+       }}};
+  for (const auto& [name, use] : uses) {
+    for (const std::vector<size_t>& lengths : {std::vector<size_t>{kPage}, std::vector<size_t>{0, 2 * kPage}}) {
+      SCOPED_TRACE(std::string(name) + (lengths.size() > 1 ? " grown again" : ""));
+      ShmObject object(2 * kPage);
+      const std::string pool = Register(Over(SegmentSpec::Kind::kPosixShm, object.name()));
+      std::vector<std::string> told;
+      ASSERT_TRUE(registry_->OpenHold(pool, kEpoch, [&](const std::string& event) { told.push_back(event); }).ok());
+      for (const size_t length : lengths) object.Truncate(length);
+      EXPECT_EQ(use(pool), "SEGMENT_FAILED");
+      clock_.AdvanceMs(0);
+      EXPECT_EQ(told, std::vector<std::string>({"SEGMENT_FAILED"}));
+      EXPECT_EQ(use(pool), "UNKNOWN_POOL");
+    }
+  }
+}
+
+TEST_F(RegistryTest, ASegmentThatWasCutIsNoticedByAnIdlePoolWhoseLeaseIsRenewed) {
+  ShmObject object(2 * kPage);
+  const std::string pool = Register(Over(SegmentSpec::Kind::kPosixShm, object.name()), 1000);
+  std::vector<std::string> told;
+  ASSERT_TRUE(registry_->OpenHold(pool, kEpoch, [&](const std::string& event) { told.push_back(event); }).ok());
+  object.Truncate(0);
+  object.Truncate(2 * kPage);
+  for (int i = 0; i < 3 && told.empty(); ++i) {
+    EXPECT_TRUE(registry_->Renew(pool, kEpoch).ok());
+    clock_.AdvanceMs(500);
+  }
+  EXPECT_EQ(told, std::vector<std::string>({"SEGMENT_FAILED"}));
+}
+
 TEST_F(RegistryTest, GetBlockOfATruncatedSegmentIsAnError) {
   ShmObject object(2 * kPage);
   const std::string pool = Register(Over(SegmentSpec::Kind::kPosixShm, object.name()));
