@@ -37,9 +37,13 @@ absl::StatusOr<Allocator> ParseAllocator(const std::string& name);
 const char* ImportanceSourceName(ImportanceSource source);
 absl::StatusOr<Tier> ParseTier(const std::string& name);
 
+// Above what any transfer can need: K of one token of one head of 8 float16 values costs 9 times its raw bytes, everything
+// else less. What lies higher is a mistake, such as a percentage.
+constexpr double kMaxBudget = 10;
+
 // Resolved policy: no "default" left in it.
 struct Policy {
-  double budget = 0.5;  // of raw KV bytes, hard, everything counted; in (0, 1.1]
+  double budget = 0.5;  // of raw KV bytes, hard, everything counted; in (0, kMaxBudget]
   // The request left the budget open: where `budget` cannot be met (a short prompt whose pinned sinks cost more, RAW) it
   // is raised to the least that can, instead of BUDGET_TOO_SMALL. Not for allocators that drop.
   bool soft_budget = false;

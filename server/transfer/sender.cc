@@ -5,11 +5,24 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/status.h"
+#include "server/encode/reconstruction.h"
 
 namespace spectrumkv {
 namespace {
 
 constexpr uint32_t kMaxOutstandingPerStream = 3;
+
+// What coding lost, of some chunks.
+void SampleReconstruction(const TransferParts& parts, const EncodeSource& source, const ChunkCut& cut,
+                          const uint8_t* data, size_t size) {
+  if (!parts.metrics->SampleReconstruction()) return;
+  const ReconstructionError error = MeasureReconstruction(*parts.backend, source, cut, data, size, &ThreadEncodeScratch());
+  for (size_t tier = 0; tier < kTierCount; ++tier) {
+    for (const auto& ratio : {error.k[tier], error.v[tier]}) {
+      if (ratio.has_value()) parts.metrics->ObserveReconstructionError(static_cast<MetricTier>(tier), *ratio);
+    }
+  }
+}
 
 }  // namespace
 
@@ -243,13 +256,16 @@ void SenderTransfer::EncodeOn(uint32_t chunk_index, Slot slot) {
   parts().compute->Post([this, self = shared_from_this(), chunk_index, attempt = attempt_.load(), shared,
                          fence = fence_] {
     absl::StatusOr<EncodeResult> result = absl::CancelledError("the transfer has ended");
-    const int64_t begin_ns = NowNs();
+    double seconds = 0;
     if (gate_.Enter()) {
-      result = EncodeChunk(*parts().backend, encode_source_, planned_[chunk_index], fence, &ThreadEncodeScratch(),
-                           shared->data(), parts().send_slots->slot_bytes());
+      const int64_t begin_ns = NowNs();
+      const PlannedChunk& planned = planned_[chunk_index];
+      result = EncodeChunk(*parts().backend, encode_source_, planned, fence, &ThreadEncodeScratch(), shared->data(),
+                           parts().send_slots->slot_bytes());
+      seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
+      if (result.ok()) SampleReconstruction(parts(), encode_source_, planned.cut, shared->data(), result->chunk_bytes);
       gate_.Leave();
     }
-    const double seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
     Dispatch([this, chunk_index, attempt, result = std::move(result), shared, seconds] {
       OnEncoded(chunk_index, attempt, result, shared, seconds);
     });
