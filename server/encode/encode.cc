@@ -103,8 +103,9 @@ absl::StatusOr<EncodeResult> EncodeChunk(const Backend& backend, const EncodeSou
     return MakeError(absl::StatusCode::kInternal, "ENCODE_OVERFLOW",
                      absl::StrCat("chunk ", cut.chunk_index, " did not fit into ", capacity, " bytes"));
   }
-  // The plan knew every escape from the scan; other sizes mean that the values are not those that were scanned.
-  if (result.chunk_bytes != chunk.chunk_bytes) return SourceChanged(cut, "changed");
+  // A plan from a scan knows every escape; other sizes mean that the values are not those that were scanned.
+  const bool explained = !source.escapes_known && result.escaped > 0;
+  if (result.chunk_bytes != chunk.chunk_bytes && !explained) return SourceChanged(cut, "changed");
   return result;
 }
 

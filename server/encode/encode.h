@@ -22,6 +22,7 @@ struct EncodeSource {
   const BlockHold* hold = nullptr;
   const TransferShape* shape = nullptr;
   const std::vector<LayerPlace>* places = nullptr;
+  bool escapes_known = false;  // the chunks were planned from a scan
 };
 
 // Scratch of one thread.
@@ -42,7 +43,8 @@ void FillKeptRows(const EncodeSource& source, uint32_t layer_index, PlaneId plan
                   uint8_t** rows);
 
 // Encodes into out[0, capacity). Errors: FAILED_PRECONDITION SOURCE_CHANGED (a block's generation is odd or changed
-// while it was read, or the values no longer fit the plan), SEGMENT_FAILED; INTERNAL ENCODE_OVERFLOW.
+// while it was read, or the values are not those that were scanned), SEGMENT_FAILED; INTERNAL ENCODE_OVERFLOW. Where
+// escapes were not known, chunk_bytes other than the planned ones say that there are some: nothing to send.
 absl::StatusOr<EncodeResult> EncodeChunk(const Backend& backend, const EncodeSource& source, const PlannedChunk& chunk,
                                          uint64_t fence, EncodeScratch* scratch, uint8_t* out, uint64_t capacity);
 

@@ -219,7 +219,7 @@ void SenderTransfer::TakeSlots() {
   if (outstanding_.size() < link_.data.size()) outstanding_.resize(link_.data.size(), 0);
   HandToNetwork();
   const size_t in_work_max = link_.data.size() * (kMaxOutstandingPerStream + 1);
-  while (!wants_slot_ && !ready_.empty() && credits_ > 0 && encoding_ + encoded_.size() < in_work_max) {
+  while (!plan_again_ && !wants_slot_ && !ready_.empty() && credits_ > 0 && encoding_ + encoded_.size() < in_work_max) {
     Slot slot = parts().send_slots->TryAcquire();
     if (!slot) {
       wants_slot_ = true;
@@ -238,7 +238,7 @@ void SenderTransfer::TakeSlots() {
 void SenderTransfer::OnSlot(Slot slot) {
   wants_slot_ = false;
   slot_wait_ = 0;
-  if (!terminal() && accepted_ && !ready_.empty() && credits_ > 0) {
+  if (!terminal() && !plan_again_ && accepted_ && !ready_.empty() && credits_ > 0) {
     const uint32_t chunk_index = ready_.front();
     ready_.pop_front();
     EncodeOn(chunk_index, std::move(slot));
@@ -278,8 +278,13 @@ void SenderTransfer::OnEncoded(uint32_t chunk_index, uint32_t attempt, absl::Sta
   if (terminal()) return;
   if (!result.ok()) return Fail(result.status());
   AddStage(Stage::kEncode, seconds);
-  if (attempt != attempt_.load() || !accepted_) {
+  const bool same_attempt = attempt == attempt_.load() && accepted_;
+  const bool fits = result->chunk_bytes == planned_[chunk_index].chunk_bytes;
+  if (!same_attempt || !fits || plan_again_) {
+    if (same_attempt) ++credits_;
     PutBack(chunk_index);
+    plan_again_ = plan_again_ || !fits;
+    PlanAgainWhenStill();
     return Pump();
   }
   if (result->nonfinite_values > 0) {

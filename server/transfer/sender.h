@@ -56,7 +56,11 @@ class SenderTransfer final : public Transfer {
   void ScanBatch(std::shared_ptr<std::vector<uint32_t>> batch);
   void PlanBatchNow(const std::vector<uint32_t>& batch);
   void OnPlanned(const std::vector<uint32_t>& batch, absl::StatusOr<PlanBatch> plan);
-  bool NeedsScan() const;
+  bool NeedsScan() const { return scans_; }
+  void MakeRoomForScan();
+  // A chunk was found to have escapes that nobody had looked for: what is not sent yet is scanned and planned again, once
+  // no encoder reads the old plan.
+  void PlanAgainWhenStill();
   std::vector<uint32_t> WrittenChunks();
 
   // Sending.
@@ -93,6 +97,10 @@ class SenderTransfer final : public Transfer {
 
   std::optional<Planner> planner_;
   std::vector<LayerScan> scan_;
+  // Looks at all values before it plans: where importance or a strict bound needs it, or escapes have turned up. Else the
+  // encoder, which sees every value anyway, is the first to read the source.
+  bool scans_ = false;
+  bool plan_again_ = false;
   bool planning_ = false;
   std::vector<ChunkState> chunk_state_;
   std::vector<PlannedChunk> planned_;

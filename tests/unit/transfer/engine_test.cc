@@ -224,5 +224,39 @@ TEST_F(EngineTest, ManyTransfersBothWaysShareFourSlots) {
   }
 }
 
+// The encoder meets values that no coded tier can carry, after some chunks have left: the rest is planned anew, inside
+// the same budget, and those values arrive as they are.
+TEST_F(EngineTest, EscapesMetWhileEncodingArePlannedAgainWithinTheBudget) {
+  Build();
+  Prepare();
+  for (const auto& [layer, plane] : {std::pair{0u, PlaneId::kV}, {2u, PlaneId::kK}, {2u, PlaneId::kV}}) {
+    absl::StatusOr<std::string> data = a_->pools().GetBlock(source_pool_, kEpochA, 0, layer, plane, 4);
+    ASSERT_TRUE(data.ok());
+    for (size_t i = 0; i < 6; ++i) {
+      const uint16_t word = i % 2 == 0 ? 0x7C00 : 0xFE01;  // infinity, a NaN with a payload
+      std::memcpy(&(*data)[(i * 3 * 128 + 5) * 2], &word, 2);
+    }
+    ASSERT_TRUE(a_->pools().PutBlock(source_pool_, kEpochA, 0, layer, plane, 4, *data).ok());
+  }
+  sent_ = ReadBlocks(*a_, source_pool_, source_layout_, {7, 3, 4, 20, 1});
+  Policy policy;
+  policy.budget = 0.45;
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
+  ASSERT_TRUE(a_->manager().StartSender(Send("t", Source(), policy)).ok());
+  const TransferReport report = a_->Watch("t", Role::kSender)->WaitTerminal();
+  ASSERT_EQ(report.state, TransferState::kCommitted) << report.error;
+  EXPECT_LE(static_cast<double>(report.wire_bytes), 0.45 * static_cast<double>(report.kv_bytes));
+  uint64_t tokens = 0;
+  for (const uint64_t n : report.tiers.k) tokens += n;
+  EXPECT_EQ(tokens, 3u * 80) << "each (layer, token) is counted once";
+  const std::vector<std::string> landed = Landed();
+  for (size_t plane : {1, 4, 5}) {
+    for (size_t i = 0; i < 6; ++i) {
+      const size_t at = ((32 + i * 3) * 128 + 5) * 2;  // block 4 is the third of the request
+      EXPECT_EQ(landed[plane].substr(at, 2), sent_[plane].substr(at, 2)) << plane << " " << i;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace spectrumkv
