@@ -6,6 +6,8 @@
 namespace spectrumkv {
 namespace {
 
+constexpr int kMaxInlineTasks = 8;
+
 thread_local const ThreadPool* t_pool = nullptr;  // of the calling thread, if it belongs to one
 
 }  // namespace
@@ -81,6 +83,15 @@ struct Strand::State : std::enable_shared_from_this<Strand::State> {
     executor->Post([self = shared_from_this()] { self->RunNext(); });
   }
 
+  // The next task, if there is one. Only for whoever has the turn.
+  bool Take(std::function<void()>* task) {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (queue.empty()) return false;
+    *task = std::move(queue.front());
+    queue.pop_front();
+    return true;
+  }
+
   // After a task: the next one gets a turn of its own.
   void TurnEnds() {
     bool more = false;
@@ -136,6 +147,11 @@ void Strand::Dispatch(std::function<void()> task) {
   const std::shared_ptr<State> state = state_;  // the task may destroy the strand
   task();
   task = nullptr;
+  // What came meanwhile is mostly a consequence of the task: cheaper here than on another thread that must wake for it.
+  for (int more = 0; more < kMaxInlineTasks && state->Take(&task); ++more) {
+    task();
+    task = nullptr;
+  }
   state->TurnEnds();
 }
 

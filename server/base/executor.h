@@ -59,7 +59,8 @@ class Strand {
  public:
   explicit Strand(Executor* executor);
   void Post(std::function<void()> task);
-  // Runs `task` inside this call if the strand is at rest, else as Post does: saves the wake of another thread.
+  // Runs `task` inside this call if the strand is at rest, and a few that were posted meanwhile; else as Post does. Saves
+  // the wake of another thread.
   // REQUIRES: the caller holds no lock that a task of this strand may want.
   void Dispatch(std::function<void()> task);
 

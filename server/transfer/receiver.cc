@@ -240,6 +240,7 @@ void ReceiverTransfer::OnChunk(uint32_t attempt, std::unique_ptr<ReceivedChunk> 
     });
   }
   std::shared_ptr<ReceivedChunk> shared = std::move(chunk);
+  if (shared->size() <= options().inline_chunk_bytes) return DecodeOne(attempt, shared, slot);
   parts().compute->Post([this, self = shared_from_this(), attempt, shared, slot] { DecodeOne(attempt, shared, slot); });
 }
 

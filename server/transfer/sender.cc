@@ -219,7 +219,7 @@ void SenderTransfer::TakeSlots() {
   if (outstanding_.size() < link_.data.size()) outstanding_.resize(link_.data.size(), 0);
   HandToNetwork();
   const size_t in_work_max = link_.data.size() * (kMaxOutstandingPerStream + 1);
-  while (!plan_again_ && !wants_slot_ && !ready_.empty() && credits_ > 0 && encoding_ + encoded_.size() < in_work_max) {
+  while (!terminal() && !plan_again_ && !wants_slot_ && !ready_.empty() && credits_ > 0 && encoding_ + encoded_.size() < in_work_max) {
     Slot slot = parts().send_slots->TryAcquire();
     if (!slot) {
       wants_slot_ = true;
@@ -231,7 +231,8 @@ void SenderTransfer::TakeSlots() {
     }
     const uint32_t chunk_index = ready_.front();
     ready_.pop_front();
-    EncodeOn(chunk_index, std::move(slot));
+    StartEncode(chunk_index, std::move(slot));
+    HandToNetwork();  // what was encoded at once
   }
 }
 
@@ -241,58 +242,64 @@ void SenderTransfer::OnSlot(Slot slot) {
   if (!terminal() && !plan_again_ && accepted_ && !ready_.empty() && credits_ > 0) {
     const uint32_t chunk_index = ready_.front();
     ready_.pop_front();
-    EncodeOn(chunk_index, std::move(slot));
+    StartEncode(chunk_index, std::move(slot));
   } else {
     slot.Release();
   }
   Pump();
 }
 
-void SenderTransfer::EncodeOn(uint32_t chunk_index, Slot slot) {
+void SenderTransfer::StartEncode(uint32_t chunk_index, Slot slot) {
   --credits_;
   ++encoding_;
   chunk_state_[chunk_index] = ChunkState::kEncoding;
-  auto shared = std::make_shared<Slot>(std::move(slot));
-  parts().compute->Post([this, self = shared_from_this(), chunk_index, attempt = attempt_.load(), shared,
-                         fence = fence_] {
-    absl::StatusOr<EncodeResult> result = absl::CancelledError("the transfer has ended");
-    double seconds = 0;
-    if (gate_.Enter()) {
-      const int64_t begin_ns = NowNs();
-      const PlannedChunk& planned = planned_[chunk_index];
-      result = EncodeChunk(*parts().backend, encode_source_, planned, fence, &ThreadEncodeScratch(), shared->data(),
-                           parts().send_slots->slot_bytes());
-      seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
-      if (result.ok()) SampleReconstruction(parts(), encode_source_, planned.cut, shared->data(), result->chunk_bytes);
-      gate_.Leave();
-    }
-    Dispatch([this, chunk_index, attempt, result = std::move(result), shared, seconds] {
-      OnEncoded(chunk_index, attempt, result, shared, seconds);
+  EncodeJob job{chunk_index, attempt_.load(), fence_, std::make_shared<Slot>(std::move(slot))};
+  const ChunkCut& cut = planned_[chunk_index].cut;
+  if (KvBytes(DimsOf(planner_->shape().layers[cut.layer_index], cut.token_count)) <= options().inline_chunk_bytes) {
+    Encode(&job);
+    return TakeEncoded(job);
+  }
+  parts().compute->Post([this, self = shared_from_this(), job = std::move(job)]() mutable {
+    Encode(&job);
+    Dispatch([this, job = std::move(job)] {
+      TakeEncoded(job);
+      Pump();
     });
   });
 }
 
-void SenderTransfer::OnEncoded(uint32_t chunk_index, uint32_t attempt, absl::StatusOr<EncodeResult> result,
-                               std::shared_ptr<Slot> slot, double seconds) {
+// Any thread.
+void SenderTransfer::Encode(EncodeJob* job) {
+  if (!gate_.Enter()) return;
+  const int64_t begin_ns = NowNs();
+  const PlannedChunk& planned = planned_[job->chunk_index];
+  job->result = EncodeChunk(*parts().backend, encode_source_, planned, job->fence, &ThreadEncodeScratch(),
+                            job->slot->data(), parts().send_slots->slot_bytes());
+  job->seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
+  if (job->result.ok()) {
+    SampleReconstruction(parts(), encode_source_, planned.cut, job->slot->data(), job->result->chunk_bytes);
+  }
+  gate_.Leave();
+}
+
+void SenderTransfer::TakeEncoded(const EncodeJob& job) {
   --encoding_;
   if (terminal()) return;
-  if (!result.ok()) return Fail(result.status());
-  AddStage(Stage::kEncode, seconds);
-  const bool same_attempt = attempt == attempt_.load() && accepted_;
-  const bool fits = result->chunk_bytes == planned_[chunk_index].chunk_bytes;
+  if (!job.result.ok()) return Fail(job.result.status());
+  AddStage(Stage::kEncode, job.seconds);
+  const bool same_attempt = job.attempt == attempt_.load() && accepted_;
+  const bool fits = job.result->chunk_bytes == planned_[job.chunk_index].chunk_bytes;
   if (!same_attempt || !fits || plan_again_) {
     if (same_attempt) ++credits_;
-    PutBack(chunk_index);
+    PutBack(job.chunk_index);
     plan_again_ = plan_again_ || !fits;
-    PlanAgainWhenStill();
-    return Pump();
+    return PlanAgainWhenStill();
   }
-  if (result->nonfinite_values > 0) {
-    UpdateReport([&](TransferReport& r) { r.nonfinite_values += result->nonfinite_values; });
-    parts().metrics->AddNonfiniteValues(result->nonfinite_values);
+  if (job.result->nonfinite_values > 0) {
+    UpdateReport([&](TransferReport& r) { r.nonfinite_values += job.result->nonfinite_values; });
+    parts().metrics->AddNonfiniteValues(job.result->nonfinite_values);
   }
-  encoded_.push_back({chunk_index, result->chunk_bytes, std::move(slot)});
-  Pump();
+  encoded_.push_back({job.chunk_index, job.result->chunk_bytes, job.slot});
 }
 
 void SenderTransfer::HandToNetwork() {

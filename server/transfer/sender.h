@@ -68,9 +68,19 @@ class SenderTransfer final : public Transfer {
   void TakeSlots();
   void NoteCreditStall();
   void OnSlot(Slot slot);
-  void EncodeOn(uint32_t chunk_index, Slot slot);
-  void OnEncoded(uint32_t chunk_index, uint32_t attempt, absl::StatusOr<EncodeResult> result,
-                 std::shared_ptr<Slot> slot, double seconds);
+  // One chunk on its way into a slot.
+  struct EncodeJob {
+    uint32_t chunk_index;
+    uint32_t attempt;
+    uint64_t fence;
+    std::shared_ptr<Slot> slot;
+    absl::StatusOr<EncodeResult> result = absl::CancelledError("the transfer has ended");
+    double seconds = 0;
+  };
+  // On the compute executor, or at once if the chunk is small.
+  void StartEncode(uint32_t chunk_index, Slot slot);
+  void Encode(EncodeJob* job);
+  void TakeEncoded(const EncodeJob& job);
   void HandToNetwork();
   void OnSent(uint32_t attempt, uint32_t stream, bool sent, double seconds);
   void PutBack(uint32_t chunk_index);

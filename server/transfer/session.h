@@ -37,7 +37,6 @@ class ControlSession final : public ControlListener, public std::enable_shared_f
   void OnClosed(absl::Status status) override;
 
  private:
-  void Deliver(const std::shared_ptr<Transfer>& transfer, ControlFrame frame);
   mutable std::mutex mutex_;
   HelloHandler on_hello_;
   ClosedHandler on_closed_;

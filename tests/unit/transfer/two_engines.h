@@ -11,6 +11,7 @@ class EngineTest : public ::testing::Test {
  protected:
   void Build(EngineSettings settings = {}) {
     settings.options.progress_timeout_ms = 1500;
+    settings.options.inline_chunk_bytes = inline_chunk_bytes_;
     a_ = std::make_unique<Engine>("a", network_.get(), settings, kEpochA);
     b_ = std::make_unique<Engine>("b", network_.get(), settings, kEpochB);
   }
@@ -68,6 +69,8 @@ class EngineTest : public ::testing::Test {
     return ReadBlocks(*b_, target_pool_, target_layout_, blocks);
   }
 
+  // 0: every chunk takes the way over the compute executor, as large ones do.
+  uint64_t inline_chunk_bytes_ = 0;
   std::unique_ptr<MemoryNetwork> network_ = std::make_unique<MemoryNetwork>();
   std::unique_ptr<Engine> a_, b_;
   PoolLayout source_layout_, target_layout_;
