@@ -5,6 +5,7 @@
     report.py markdown FOLDER   docs/benchmarks.md
 """
 
+import pathlib
 import platform
 import subprocess
 import sys
@@ -26,9 +27,10 @@ INTRO = (
 
 
 def machine():
-    cpu = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
-    cores = sum(line.startswith("processor") for line in open("/proc/cpuinfo"))
-    memory = next(int(line.split()[1]) for line in open("/proc/meminfo") if line.startswith("MemTotal"))
+    cpuinfo, meminfo = (pathlib.Path("/proc", name).read_text().splitlines() for name in ("cpuinfo", "meminfo"))
+    cpu = next((line.split(":", 1)[1].strip() for line in cpuinfo if line.startswith("model name")), "?")
+    cores = sum(line.startswith("processor") for line in cpuinfo)
+    memory = next(int(line.split()[1]) for line in meminfo if line.startswith("MemTotal"))
     compiler = subprocess.run(["c++", "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
     system = platform.freedesktop_os_release().get("PRETTY_NAME", "Linux")
     return "%d cores of %s, %.0f GiB, %s, kernel %s, gcc %s, release build" % (
@@ -37,7 +39,7 @@ def machine():
 
 def versions():
     pins = {}
-    for line in open("tests/bench/peers/requirements.txt"):
+    for line in pathlib.Path(__file__).with_name("peers").joinpath("requirements.txt").read_text().splitlines():
         if "==" in line:
             name, version = line.strip().split("==")
             pins[name] = version
@@ -68,7 +70,7 @@ def bytes_text(size):
 def moves(results, part):
     """One table for each command: who moved the bytes how fast."""
     text = ""
-    for command in commands_of(results.rows[part]):
+    for command in commands_of(results.rows.get(part, ())):
         rows = results.select(part, command=command)
         rates = {row["name"]: row["gb_per_second"] for row in rows}
         first = rows[0]
@@ -138,8 +140,8 @@ def latency(results):
 
 def scale(results):
     text = "## Scale\n\nMemory is what each daemon has of its own, shared pools aside; staging slots are %s.\n\n" % (
-        ", ".join(sorted({"%d MiB of it" % row["staging_mib"] for row in results.rows["scale"]})))
-    for command in commands_of(results.rows["scale"]):
+        ", ".join(sorted({"%d MiB of it" % row["staging_mib"] for row in results.rows.get("scale", ())})))
+    for command in commands_of(results.rows.get("scale", ())):
         rows = results.select("scale", command=command)
         text += "### %s\n\n`spectrumkv_bench %s`\n\n" % (rows[0]["sweep"].replace("_", " "), command)
         text += table([rows[0]["sweep"], "", "raw GB", "ms", "GB/s", "CPU-s per GB", "memory MiB", "slowest / median", "Expect ms",
