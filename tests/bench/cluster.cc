@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -47,6 +48,15 @@ bool ClusterOptions::Finish() {
   if (!netns.empty()) prefill.netns = netns[0], decode.netns = netns[1];
   if (!hosts.empty()) prefill.host = hosts[0], decode.host = hosts[1];
   return true;
+}
+
+pid_t ForkChild() {
+  const pid_t parent = getpid();
+  const pid_t pid = fork();
+  if (pid != 0) return pid;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(127);
+  return 0;
 }
 
 void EndProcess(pid_t pid) {
@@ -114,7 +124,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ClusterOptions& opti
   std::vector<char*> argv;
   for (const std::string& arg : args) argv.push_back(const_cast<char*>(arg.c_str()));
   argv.push_back(nullptr);
-  daemon->pid_ = fork();
+  daemon->pid_ = ForkChild();
   if (daemon->pid_ == 0) {
     execvp(argv[0], argv.data());
     _exit(127);
@@ -217,6 +227,7 @@ absl::Status Pool::Register() {
     return FromGrpc(status);
   }
   ref_ = response.pool();
+  shm_unlink(name_.c_str());  // both have it mapped; nothing is left behind however this process ends
   return absl::OkStatus();
 }
 

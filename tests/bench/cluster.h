@@ -20,6 +20,8 @@ struct Place {
   std::string host = "127.0.0.1";
 };
 
+// fork(), and the child is killed when this thread ends, so that an interrupted benchmark leaves no process.
+pid_t ForkChild();
 // Ends a child process: SIGTERM, after some seconds SIGKILL; returns when it has ended.
 void EndProcess(pid_t pid);
 

@@ -40,7 +40,7 @@ absl::Status PeerSystem::StartSide(const Options& options, const std::string& ro
   argv.push_back(nullptr);
   int in[2], out[2];
   if (pipe2(in, O_CLOEXEC) != 0 || pipe2(out, O_CLOEXEC) != 0) return absl::UnavailableError("pipe2 failed");
-  process->pid = fork();
+  process->pid = ForkChild();
   if (process->pid == 0) {
     const int log = open(log_.c_str(), O_CREAT | O_WRONLY | O_APPEND, 0600);
     dup2(in[0], 0);

@@ -5,29 +5,32 @@
     report.py markdown FOLDER   docs/benchmarks.md
 """
 
+import pathlib
 import platform
 import subprocess
 import sys
+import textwrap
 
 from goals import all_goals
 from results import Results, commands_of, ratio
 
-INTRO = """# Measured
-
-Written by `scripts/bench` from one run on one machine: {machine}. Trust ratios inside one table, not absolutes: such machines
-swing by a factor of two. GB is 1e9 bytes of raw KV, whatever crossed the wire; figures are medians with [min..max].
-
-In each round every process is new and warmed up, and all take their turn: memcpy; a plain TCP socket (contiguous memory, 1 MiB writes,
-nothing scattered on either side); NIXL {nixl} (UCX over TCP, descriptors prepared beforehand); Mooncake {mooncake} (TCP, pooled
-connections); and two daemons with checksums on. The systems move the same number of bytes in pages of the same size from
-scattered places to scattered places; what arrived is compared. CPU-s per GB: both sides together, user and system.
-"""
+INTRO = (
+    "Written by `scripts/bench` from one run on one machine: {machine}. Trust ratios inside one table, not absolutes: "
+    "such machines swing by a factor of two. GB is 1e9 bytes of raw KV, whatever crossed the wire; figures are medians "
+    "with [min..max].",
+    "In each round every process is new and warmed up, and all take their turn: memcpy; a plain TCP socket (contiguous "
+    "memory, 1 MiB writes, nothing scattered on either side); NIXL {nixl} (UCX over TCP, descriptors prepared "
+    "beforehand); Mooncake {mooncake} (TCP, pooled connections); and two daemons with checksums on. The systems move the "
+    "same number of bytes in pages of the same size from scattered places to scattered places, and what arrived is "
+    "checked. CPU-s per GB: both sides together, user and system.",
+)
 
 
 def machine():
-    cpu = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
-    cores = sum(line.startswith("processor") for line in open("/proc/cpuinfo"))
-    memory = next(int(line.split()[1]) for line in open("/proc/meminfo") if line.startswith("MemTotal"))
+    cpuinfo, meminfo = (pathlib.Path("/proc", name).read_text().splitlines() for name in ("cpuinfo", "meminfo"))
+    cpu = next((line.split(":", 1)[1].strip() for line in cpuinfo if line.startswith("model name")), "?")
+    cores = sum(line.startswith("processor") for line in cpuinfo)
+    memory = next(int(line.split()[1]) for line in meminfo if line.startswith("MemTotal"))
     compiler = subprocess.run(["c++", "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
     system = platform.freedesktop_os_release().get("PRETTY_NAME", "Linux")
     return "%d cores of %s, %.0f GiB, %s, kernel %s, gcc %s, release build" % (
@@ -36,7 +39,7 @@ def machine():
 
 def versions():
     pins = {}
-    for line in open("tests/bench/peers/requirements.txt"):
+    for line in pathlib.Path(__file__).with_name("peers").joinpath("requirements.txt").read_text().splitlines():
         if "==" in line:
             name, version = line.strip().split("==")
             pins[name] = version
@@ -67,7 +70,7 @@ def bytes_text(size):
 def moves(results, part):
     """One table for each command: who moved the bytes how fast."""
     text = ""
-    for command in commands_of(results.rows[part]):
+    for command in commands_of(results.rows.get(part, ())):
         rows = results.select(part, command=command)
         rates = {row["name"]: row["gb_per_second"] for row in rows}
         first = rows[0]
@@ -97,7 +100,8 @@ def codec(results):
         text += table(["backend", "tier", "head_dim", "wire / raw", "encode", "of the limit", "decode", "of the limit", "scan"],
                       [[row["backend"], row["tier"], str(row["head_dim"]), "%.3f" % row["wire_ratio"], "%.1f" % row["encode_gbs"],
                         "%.2f" % row["encode_of_limit"], "%.1f" % row["decode_gbs"], "%.2f" % row["decode_of_limit"],
-                        "%.1f" % row["scan_gbs"]] for row in rows if row["mib"] == limits["mib"]]) + "\n"
+                        "%.1f" % row["scan_gbs"]] for row in rows
+                       if row["mib"] == limits["mib"] and (row["backend"] != "scalar" or row["mib"] == 1)]) + "\n"
     return text
 
 
@@ -136,8 +140,8 @@ def latency(results):
 
 def scale(results):
     text = "## Scale\n\nMemory is what each daemon has of its own, shared pools aside; staging slots are %s.\n\n" % (
-        ", ".join(sorted({"%d MiB of it" % row["staging_mib"] for row in results.rows["scale"]})))
-    for command in commands_of(results.rows["scale"]):
+        ", ".join(sorted({"%d MiB of it" % row["staging_mib"] for row in results.rows.get("scale", ())})))
+    for command in commands_of(results.rows.get("scale", ())):
         rows = results.select("scale", command=command)
         text += "### %s\n\n`spectrumkv_bench %s`\n\n" % (rows[0]["sweep"].replace("_", " "), command)
         text += table([rows[0]["sweep"], "", "raw GB", "ms", "GB/s", "CPU-s per GB", "memory MiB", "slowest / median", "Expect ms",
@@ -150,7 +154,8 @@ def scale(results):
 
 
 def markdown(results):
-    text = INTRO.format(machine=machine(), **versions()) + "\n" + goals(results)
+    known = {"machine": machine(), **versions()}
+    text = "# Measured\n\n" + "".join(textwrap.fill(part.format(**known), 120) + "\n\n" for part in INTRO) + goals(results)
     text += "## Loopback\n\n" + moves(results, "loopback")
     text += "## Shaped links\n\nTwo network namespaces and a veth pair, shaped with `tbf`; nothing adds delay.\n\n" + moves(results, "links")
     return (text + codec(results) + plan(results) + latency(results) + scale(results)).rstrip("\n") + "\n"
