@@ -99,8 +99,8 @@ std::vector<KeySpec> MakeServerKeys() {
        1,
        16,
        {},
-       "Data streams, each a TCP connection, that one transfer uses. More help where one connection cannot fill the "
-       "link; each costs a thread while it runs."},
+       "Data streams, each a TCP connection, that one transfer uses at most: one for each 4 MiB of KV. More help where "
+       "one connection cannot fill the link."},
       {"peer.max_message_bytes",
        KeyKind::kBytes,
        Ref(FIELD(peer.max_message_bytes)),

@@ -11,6 +11,7 @@ namespace spectrumkv {
 namespace {
 
 constexpr uint32_t kMaxOutstandingPerStream = 3;
+constexpr uint64_t kKvBytesPerStream = 4 << 20;
 
 // What coding lost, of some chunks.
 void SampleReconstruction(const TransferParts& parts, const EncodeSource& source, const ChunkCut& cut,
@@ -100,7 +101,13 @@ absl::Status SenderTransfer::CheckHello(const HelloFrame& hello) {
 void SenderTransfer::OnGreeted() {
   accepted_ = false;
   if (!planner_.has_value()) return;  // OnPlannerReady comes back here
-  Tell(ManifestOf(planner_->shape(), source_->schema(), planner_->cuts().size(), options().streams));
+  Tell(ManifestOf(planner_->shape(), source_->schema(), planner_->cuts().size(), StreamsWanted()));
+}
+
+// A connection more for every few chunks' worth of bytes: opening one costs as much as a small transfer.
+uint32_t SenderTransfer::StreamsWanted() const {
+  const uint64_t by_size = KvBytesOf(planner_->shape()) / kKvBytesPerStream;
+  return static_cast<uint32_t>(std::clamp<uint64_t>(by_size, 1, options().streams));
 }
 
 void SenderTransfer::HandleFrame(ControlFrame& frame) {
@@ -142,7 +149,7 @@ void SenderTransfer::OnAccept(const AcceptFrame& accept) {
   }
   Joined();
   if (dials()) {
-    const uint32_t streams = std::min(accept.streams, options().streams);
+    const uint32_t streams = std::min(accept.streams, StreamsWanted());
     outstanding_.assign(streams, 0);
     OpenDataStreams(streams);
   }

@@ -84,6 +84,7 @@ class SenderTransfer final : public Transfer {
   void HandToNetwork();
   void OnSent(uint32_t attempt, uint32_t stream, bool sent, double seconds);
   void PutBack(uint32_t chunk_index);
+  uint32_t StreamsWanted() const;
 
   struct Encoded {
     uint32_t chunk_index;
