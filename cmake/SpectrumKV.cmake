@@ -31,7 +31,7 @@ endfunction()
 
 # spectrumkv_test(name LABELS ... SOURCES ... LIBS ... [TIMEOUT seconds]): a GoogleTest program, one CTest entry.
 # What a test cannot check here it prints as a line "SKIPPED: reason"; scripts/test repeats these lines at its end. A
-# program that could check nothing at all may exit with 77. (No SKIP_REGULAR_EXPRESSION: it would hide failures.)
+# program that could check nothing at all may exit with 77. (Never by its words: a failure beside them would be hidden.)
 function(spectrumkv_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "LABELS;SOURCES;LIBS;COMPILE_OPTIONS" ${ARGN})
   if(NOT SPECTRUMKV_TESTS)

@@ -1,4 +1,4 @@
-# spectrumkv_version: Version() and VersionText() of cmake/version.h.
+# spectrumkv_version: cmake/version.h. Written at configure and again at each build.
 set(version_cc ${PROJECT_BINARY_DIR}/generated/version.cc)
 set(write_version ${CMAKE_COMMAND} -DSOURCE_DIR=${PROJECT_SOURCE_DIR} -DVERSION=${PROJECT_VERSION}
   -DOUTPUT=${version_cc} -P ${PROJECT_SOURCE_DIR}/cmake/WriteVersion.cmake)

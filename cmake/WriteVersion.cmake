@@ -1,13 +1,15 @@
 # cmake -DSOURCE_DIR=... -DVERSION=... -DOUTPUT=... -P WriteVersion.cmake: writes OUTPUT only where it changes, so that
-# a commit rebuilds one small file. A tree without git has the project's version alone.
+# a commit rebuilds one small file. The revision of a tree that is no git checkout, or of one without commits, is
+# "unknown"; it is never that of a repository further up.
 set(SPECTRUMKV_VERSION ${VERSION})
-set(SPECTRUMKV_VERSION_TEXT ${VERSION})
+set(SPECTRUMKV_REVISION unknown)
 find_program(GIT git)
 if(GIT AND EXISTS ${SOURCE_DIR}/.git)
-  execute_process(COMMAND ${GIT} -c safe.directory=* describe --tags --always --dirty WORKING_DIRECTORY ${SOURCE_DIR}
-    OUTPUT_VARIABLE described OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-  if(described)
-    string(APPEND SPECTRUMKV_VERSION_TEXT " (${described})")
+  execute_process(COMMAND ${GIT} -c safe.directory=* describe --always --dirty --abbrev=12 --exclude=*
+    WORKING_DIRECTORY ${SOURCE_DIR} OUTPUT_VARIABLE revision RESULT_VARIABLE failed OUTPUT_STRIP_TRAILING_WHITESPACE
+    ERROR_QUIET)
+  if(failed EQUAL 0 AND revision)
+    set(SPECTRUMKV_REVISION ${revision})
   endif()
 endif()
-configure_file(${SOURCE_DIR}/cmake/version.cc.in ${OUTPUT} @ONLY)
+configure_file(${CMAKE_CURRENT_LIST_DIR}/version.cc.in ${OUTPUT} @ONLY)

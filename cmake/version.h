@@ -1,4 +1,4 @@
-// The version of this build, for --version and the daemon's status.
+// The version of this build, for --version, build_info and the daemon's status.
 #pragma once
 
 namespace spectrumkv {
@@ -6,7 +6,11 @@ namespace spectrumkv {
 // Of the project: "0.1.0".
 const char* Version();
 
-// With the commit where it was built in a git checkout: "0.1.0 (2abdeda)", "0.1.0 (v0.1.0-3-g2abdeda-dirty)".
+// The git commit it was built from: "2abdeda01c3f", "2abdeda01c3f-dirty" where files differed from it, "unknown" where
+// the sources were no git checkout.
+const char* Revision();
+
+// Both: "0.1.0 (2abdeda01c3f)".
 const char* VersionText();
 
 }  // namespace spectrumkv

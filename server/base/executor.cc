@@ -4,6 +4,13 @@
 #include <utility>
 
 namespace spectrumkv {
+namespace {
+
+constexpr int kMaxInlineTasks = 8;
+
+thread_local const ThreadPool* t_pool = nullptr;  // of the calling thread, if it belongs to one
+
+}  // namespace
 
 ThreadPool::ThreadPool(size_t threads) {
   const size_t count = std::max<size_t>(threads, 1);
@@ -21,14 +28,18 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::Post(std::function<void()> task) {
+  bool wake = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     queue_.push_back(std::move(task));
+    // Waking a thread costs more than a small task; this one takes the next task itself.
+    wake = t_pool != this || queue_.size() > 1;
   }
-  wake_.notify_one();
+  if (wake) wake_.notify_one();
 }
 
 void ThreadPool::Run() {
+  t_pool = this;
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     wake_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
@@ -72,6 +83,26 @@ struct Strand::State : std::enable_shared_from_this<Strand::State> {
     executor->Post([self = shared_from_this()] { self->RunNext(); });
   }
 
+  // The next task, if there is one. Only for whoever has the turn.
+  bool Take(std::function<void()>* task) {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (queue.empty()) return false;
+    *task = std::move(queue.front());
+    queue.pop_front();
+    return true;
+  }
+
+  // After a task: the next one gets a turn of its own.
+  void TurnEnds() {
+    bool more = false;
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      more = !queue.empty();
+      scheduled = more;
+    }
+    if (more) Schedule();
+  }
+
   // One task for each turn on the executor: strands share its threads fairly, and tests can step.
   void RunNext() {
     std::function<void()> task;
@@ -82,13 +113,7 @@ struct Strand::State : std::enable_shared_from_this<Strand::State> {
     }
     task();
     task = nullptr;
-    bool more = false;
-    {
-      std::lock_guard<std::mutex> lock(mutex);
-      more = !queue.empty();
-      scheduled = more;
-    }
-    if (more) Schedule();
+    TurnEnds();
   }
 
   Executor* const executor;
@@ -108,6 +133,26 @@ void Strand::Post(std::function<void()> task) {
     state_->scheduled = true;
   }
   if (schedule) state_->Schedule();
+}
+
+void Strand::Dispatch(std::function<void()> task) {
+  {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    if (state_->scheduled) {
+      state_->queue.push_back(std::move(task));
+      return;
+    }
+    state_->scheduled = true;
+  }
+  const std::shared_ptr<State> state = state_;  // the task may destroy the strand
+  task();
+  task = nullptr;
+  // What came meanwhile is mostly a consequence of the task: cheaper here than on another thread that must wake for it.
+  for (int more = 0; more < kMaxInlineTasks && state->Take(&task); ++more) {
+    task();
+    task = nullptr;
+  }
+  state->TurnEnds();
 }
 
 }  // namespace spectrumkv

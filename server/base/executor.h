@@ -21,7 +21,8 @@ class Executor {
 };
 
 // `threads` workers (at least one) over one FIFO queue. The destructor runs all that is queued, and what those tasks
-// post, then joins. Nobody else may Post once it has begun.
+// post, then joins. Nobody else may Post once it has begun. One task that a task posts to its own pool waits for that
+// task's thread, which is about to come back, before another thread is woken for it: post at the end of the work.
 class ThreadPool final : public Executor {
  public:
   explicit ThreadPool(size_t threads);
@@ -58,6 +59,10 @@ class Strand {
  public:
   explicit Strand(Executor* executor);
   void Post(std::function<void()> task);
+  // Runs `task` inside this call if the strand is at rest, and a few that were posted meanwhile; else as Post does. Saves
+  // the wake of another thread.
+  // REQUIRES: the caller holds no lock that a task of this strand may want.
+  void Dispatch(std::function<void()> task);
 
  private:
   struct State;

@@ -2,6 +2,7 @@
 
 #include <sys/random.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -25,6 +26,17 @@ void FillRandom(void* data, size_t size) {
 }
 
 }  // namespace
+
+bool IsIdCharacter(char c) {
+  return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
+         c == ':' || c == '-';
+}
+
+bool IsId(const std::string& id) {
+  return !id.empty() && id.size() <= kMaxIdBytes && std::all_of(id.begin(), id.end(), IsIdCharacter);
+}
+
+std::string IdRule() { return "1 to " + std::to_string(kMaxIdBytes) + " of A-Z a-z 0-9 . _ : -"; }
 
 uint64_t RandomU64() {
   uint64_t value = 0;

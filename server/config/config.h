@@ -46,6 +46,7 @@ struct Config {
 
   struct MetricsServer {
     std::string listen_address = "0.0.0.0:7422";
+    uint64_t reconstruction_sample_chunks = 64;  // one in so many; 0: none
   } metrics;
 
   struct Memory {

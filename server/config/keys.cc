@@ -99,8 +99,8 @@ std::vector<KeySpec> MakeServerKeys() {
        1,
        16,
        {},
-       "Data streams, each a TCP connection, that one transfer uses. More help where one connection cannot fill the "
-       "link; each costs a thread while it runs."},
+       "Data streams, each a TCP connection, that one transfer uses at most: one for each 4 MiB of KV. More help where "
+       "one connection cannot fill the link."},
       {"peer.max_message_bytes",
        KeyKind::kBytes,
        Ref(FIELD(peer.max_message_bytes)),
@@ -150,6 +150,15 @@ std::vector<KeySpec> MakeServerKeys() {
        0,
        {},
        "HTTP for Prometheus at /metrics. Numbers and fixed labels only. Port 0 takes a free one."},
+      {"metrics.reconstruction_sample_chunks",
+       KeyKind::kCount,
+       Ref(FIELD(metrics.reconstruction_sample_chunks)),
+       "chunks",
+       0,
+       1e9,
+       {},
+       "One chunk in so many is decoded again by the sender, to measure what coding lost "
+       "(spectrumkv_reconstruction_error_ratio). Each costs about as long as a slow encode. 0: none."},
   };
 }
 

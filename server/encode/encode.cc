@@ -35,15 +35,6 @@ void ForEachKeptRun(const TransferShape& shape, uint32_t first, uint32_t count, 
   }
 }
 
-SourcePlane PlaneOf(const EncodeSource& source, uint32_t layer_index, PlaneId plane, const ChunkCut& cut,
-                    std::vector<uint8_t*>* rows) {
-  if (rows->size() < cut.token_count) rows->resize(cut.token_count);
-  FillKeptRows(source, layer_index, plane, cut.token_first, cut.token_count, rows->data());
-  const TensorSchema& tensor = TensorOf(source, layer_index, plane);
-  return SourcePlane{rows->data(), static_cast<int64_t>(tensor.head_stride_bytes),
-                     static_cast<int64_t>(tensor.dim_stride_bytes)};
-}
-
 void ReadGenerations(const EncodeSource& source, const ChunkCut& cut, std::vector<uint64_t>* out) {
   out->clear();
   const uint32_t group = (*source.places)[cut.layer_index].group;
@@ -60,6 +51,19 @@ absl::Status SourceChanged(const ChunkCut& cut, const char* how) {
 
 }  // namespace
 
+EncodeScratch& ThreadEncodeScratch() {
+  static thread_local EncodeScratch scratch;
+  return scratch;
+}
+
+SourcePlane SourcePlaneOf(const EncodeSource& source, const ChunkCut& cut, PlaneId plane, std::vector<uint8_t*>* rows) {
+  if (rows->size() < cut.token_count) rows->resize(cut.token_count);
+  FillKeptRows(source, cut.layer_index, plane, cut.token_first, cut.token_count, rows->data());
+  const TensorSchema& tensor = TensorOf(source, cut.layer_index, plane);
+  return SourcePlane{rows->data(), static_cast<int64_t>(tensor.head_stride_bytes),
+                     static_cast<int64_t>(tensor.dim_stride_bytes)};
+}
+
 void FillKeptRows(const EncodeSource& source, uint32_t layer_index, PlaneId plane, uint32_t first, uint32_t count,
                   uint8_t** rows) {
   const LayerPlace& place = (*source.places)[layer_index];
@@ -73,8 +77,7 @@ absl::StatusOr<EncodeResult> EncodeChunk(const Backend& backend, const EncodeSou
   const ChunkCut& cut = chunk.cut;
   const PlanLayer& layer = source.shape->layers[cut.layer_index];
   const GroupSchema& group = GroupOf(source, cut.layer_index);
-  const bool guarded = source.hold->has_generations();
-  if (guarded) {
+  if (source.hold->has_generations()) {
     ReadGenerations(source, cut, &scratch->generations_before);
     const auto& seen = scratch->generations_before;
     if (std::any_of(seen.begin(), seen.end(), [](uint64_t g) { return (g & 1) != 0; })) {
@@ -88,34 +91,38 @@ absl::StatusOr<EncodeResult> EncodeChunk(const Backend& backend, const EncodeSou
   identity.layer = layer.layer;
   identity.token_first = cut.token_first;
   identity.head_first = static_cast<uint16_t>(group.head_first);
-  const SourcePlane k = PlaneOf(source, cut.layer_index, PlaneId::kK, cut, &scratch->k_rows);
+  const SourcePlane k = SourcePlaneOf(source, cut, PlaneId::kK, &scratch->k_rows);
   SourcePlane v;
-  if (layer.has_v) v = PlaneOf(source, cut.layer_index, PlaneId::kV, cut, &scratch->v_rows);
+  if (layer.has_v) v = SourcePlaneOf(source, cut, PlaneId::kV, &scratch->v_rows);
   const EncodeResult result =
       backend.Encode(DimsOf(layer, cut.token_count), identity, k, layer.has_v ? &v : nullptr, chunk.tier_map.data(),
                      &scratch->workspace, out, capacity);
-  if (guarded) {
-    ReadGenerations(source, cut, &scratch->generations_after);
-    if (scratch->generations_after != scratch->generations_before) return SourceChanged(cut, "changed");
-  }
+  if (SourceWasWritten(source, cut, scratch)) return SourceChanged(cut, "changed");
   if (absl::Status health = source.hold->Health(); !health.ok()) return health;
   if (result.chunk_bytes == 0) {
     return MakeError(absl::StatusCode::kInternal, "ENCODE_OVERFLOW",
                      absl::StrCat("chunk ", cut.chunk_index, " did not fit into ", capacity, " bytes"));
   }
-  // The plan knew every escape from the scan; other sizes mean that the values are not those that were scanned.
-  if (result.chunk_bytes != chunk.chunk_bytes) return SourceChanged(cut, "changed");
+  // A plan from a scan knows every escape; other sizes mean that the values are not those that were scanned.
+  const bool explained = !source.escapes_known && result.escaped > 0;
+  if (result.chunk_bytes != chunk.chunk_bytes && !explained) return SourceChanged(cut, "changed");
   return result;
+}
+
+bool SourceWasWritten(const EncodeSource& source, const ChunkCut& cut, EncodeScratch* scratch) {
+  if (!source.hold->has_generations()) return false;
+  ReadGenerations(source, cut, &scratch->generations_after);
+  return scratch->generations_after != scratch->generations_before;
 }
 
 void ScanChunk(const Backend& backend, const EncodeSource& source, const ChunkCut& cut, EncodeScratch* scratch,
                LayerScan* scan) {
   const PlanLayer& layer = source.shape->layers[cut.layer_index];
   const ChunkDims dims = DimsOf(layer, cut.token_count);
-  backend.Scan(dims, PlaneOf(source, cut.layer_index, PlaneId::kK, cut, &scratch->k_rows),
+  backend.Scan(dims, SourcePlaneOf(source, cut, PlaneId::kK, &scratch->k_rows),
                scan->k.data() + cut.token_first);
   if (layer.has_v) {
-    backend.Scan(dims, PlaneOf(source, cut.layer_index, PlaneId::kV, cut, &scratch->v_rows),
+    backend.Scan(dims, SourcePlaneOf(source, cut, PlaneId::kV, &scratch->v_rows),
                  scan->v.data() + cut.token_first);
   }
 }

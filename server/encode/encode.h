@@ -22,6 +22,7 @@ struct EncodeSource {
   const BlockHold* hold = nullptr;
   const TransferShape* shape = nullptr;
   const std::vector<LayerPlace>* places = nullptr;
+  bool escapes_known = false;  // the chunks were planned from a scan
 };
 
 // Scratch of one thread.
@@ -31,14 +32,24 @@ struct EncodeScratch {
   std::vector<uint64_t> generations_before, generations_after;
 };
 
+// The calling thread's own, kept for its next chunk.
+EncodeScratch& ThreadEncodeScratch();
+
+// The source's plane of a chunk; the addresses lie in `rows`, which grows to the chunk's tokens.
+SourcePlane SourcePlaneOf(const EncodeSource& source, const ChunkCut& cut, PlaneId plane, std::vector<uint8_t*>* rows);
+
 // Addresses of kept tokens [first, first + count) of one plane.
 void FillKeptRows(const EncodeSource& source, uint32_t layer_index, PlaneId plane, uint32_t first, uint32_t count,
                   uint8_t** rows);
 
 // Encodes into out[0, capacity). Errors: FAILED_PRECONDITION SOURCE_CHANGED (a block's generation is odd or changed
-// while it was read, or the values no longer fit the plan), SEGMENT_FAILED; INTERNAL ENCODE_OVERFLOW.
+// while it was read, or the values are not those that were scanned), SEGMENT_FAILED; INTERNAL ENCODE_OVERFLOW. Where
+// escapes were not known, chunk_bytes other than the planned ones say that there are some: nothing to send.
 absl::StatusOr<EncodeResult> EncodeChunk(const Backend& backend, const EncodeSource& source, const PlannedChunk& chunk,
                                          uint64_t fence, EncodeScratch* scratch, uint8_t* out, uint64_t capacity);
+
+// Did a source with generations change since scratch->generations_before was read, by the EncodeChunk of `cut`?
+bool SourceWasWritten(const EncodeSource& source, const ChunkCut& cut, EncodeScratch* scratch);
 
 // Fills `scan` for the tokens of `cut` (vectors already of kept_count()).
 void ScanChunk(const Backend& backend, const EncodeSource& source, const ChunkCut& cut, EncodeScratch* scratch,

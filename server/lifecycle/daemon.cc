@@ -36,6 +36,8 @@ constexpr size_t kControlThreads = 2;
 constexpr size_t kCallThreads = 4;
 // For calls that end by themselves once their transfers have: watchers get their last event.
 constexpr int kServerGraceMs = 500;
+// Names of the health service. The first is what a client asks for that names none.
+constexpr char kOverall[] = "";
 constexpr char kReadiness[] = "readiness";
 constexpr char kLiveness[] = "liveness";
 
@@ -95,6 +97,8 @@ class Daemon::Impl {
   absl::Status StartLocal(const std::string& name, const LocalServer::Options& options,
                           std::unique_ptr<SocketGuard>* guard, std::unique_ptr<LocalServer>* server);
   DaemonStatus Status() const;
+  // What the Health port and the worker socket say.
+  void SetReady(bool ready);
 
   const Config config_;
   const uint64_t epoch_;
@@ -167,6 +171,10 @@ absl::Status Daemon::Impl::StartEngine() {
   if (!made.ok()) return made.status();
   transport_ = *std::move(made);
 
+  const auto expiry = CertificateExpiry(transport.security);
+  if (!expiry.ok()) return expiry.status();
+  metrics_->SetCertificateExpiry(static_cast<double>(*expiry));
+
   TransferParts parts;
   parts.clock = clock_.get();
   parts.control = control_.get();
@@ -179,13 +187,22 @@ absl::Status Daemon::Impl::StartEngine() {
   transfers_ = TransferManager::Create(TransferOptionsOf(config_, epoch_), parts);
   drain_ = std::make_unique<DrainController>(clock_.get(), transfers_.get(),
                                              static_cast<int64_t>(config_.drain.timeout_ms), [this] {
-                                               ready_ = false;
-                                               health_->SetServing(kReadiness, false);
+                                               SetReady(false);
                                                pools_->StartDraining();
                                              });
   gauges_ = std::make_unique<GaugeRefresher>(
       GaugeRefresher::Sources{clock_.get(), metrics_.get(), pools_.get(), send_slots_.get(), receive_slots_.get()});
   return absl::OkStatus();
+}
+
+void Daemon::Impl::SetReady(bool ready) {
+  ready_ = ready;
+  for (LocalServer* server : {health_.get(), worker_.get()}) {
+    if (server == nullptr) continue;
+    server->SetServing(kOverall, ready);
+    server->SetServing(kReadiness, ready);
+    server->SetServing(kLiveness, true);
+  }
 }
 
 absl::Status Daemon::Impl::StartHealth() {
@@ -195,8 +212,7 @@ absl::Status Daemon::Impl::StartHealth() {
   auto server = LocalServer::Start(options);
   if (!server.ok()) return server.status();
   health_ = *std::move(server);
-  health_->SetServing(kLiveness, true);
-  health_->SetServing(kReadiness, false);
+  SetReady(false);
   addresses_.health = health_->tcp_address();
   return absl::OkStatus();
 }
@@ -272,12 +288,12 @@ absl::Status Daemon::Impl::Start() {
   if (status.ok()) status = StartHealth();
   if (status.ok()) status = StartCodec();
   if (!status.ok()) return status;
-  metrics_ = std::make_unique<Metrics>(Metrics::BuildInfo{Version(), VersionText(), backend_->name()});
+  metrics_ = std::make_unique<Metrics>(Metrics::BuildInfo{Version(), Revision(), backend_->name()},
+                                       config_.metrics.reconstruction_sample_chunks);
   status = StartEngine();
   if (status.ok()) status = StartServers();
   if (!status.ok()) return status;
-  ready_ = true;
-  health_->SetServing(kReadiness, true);
+  SetReady(true);
   SPECTRUMKV_LOG(kInfo, "lifecycle", "ready", {"version", VersionText()}, {"epoch", epoch_},
                  {"backend", backend_->name()}, {"peer", addresses_.peer}, {"peer_security", config_.peer.security},
                  {"health", addresses_.health}, {"metrics", addresses_.metrics});
@@ -304,12 +320,12 @@ DaemonStatus Daemon::Impl::Status() const {
 }
 
 void Daemon::Impl::Stop() {
-  ready_ = false;
-  if (health_ != nullptr) health_->SetServing(kReadiness, false);
+  SetReady(false);
   // Transfers end while both sides can still be told.
   if (transfers_ != nullptr) transfers_->Shutdown();
-  if (worker_ != nullptr) worker_->Shutdown(kServerGraceMs);
+  // Before the worker server, whose health a Drain call sets.
   if (admin_ != nullptr) admin_->Shutdown(kServerGraceMs);
+  if (worker_ != nullptr) worker_->Shutdown(kServerGraceMs);
   peer_.reset();
   if (transport_ != nullptr) transport_->Shutdown();
   exposer_.reset();

@@ -78,6 +78,7 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(const Options& o
 LocalServer::~LocalServer() { Shutdown(0); }
 
 void LocalServer::SetServing(const std::string& name, bool serving) {
+  if (server_ == nullptr) return;
   if (auto* health = server_->GetHealthCheckService(); health != nullptr) health->SetServingStatus(name, serving);
 }
 

@@ -34,7 +34,7 @@ class LocalServer {
 
   // tcp_address with the real port; "" where there is none.
   const std::string& tcp_address() const { return tcp_address_; }
-  // Of a server with health: `name` answers SERVING or NOT_SERVING.
+  // Of a server with health: `name` answers SERVING or NOT_SERVING. Nothing after Shutdown.
   void SetServing(const std::string& name, bool serving);
   // Ends calls that are left after grace_ms by cancelling them, waits for all. Idempotent.
   void Shutdown(int grace_ms);

@@ -1,5 +1,6 @@
 #include "server/lifecycle/run.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <string>
@@ -21,7 +22,14 @@ int Fail(const absl::Status& status) {
 
 }  // namespace
 
-void PrepareProcess() { TuneAllocator(); }
+void PrepareProcess() {
+  TuneAllocator();
+  // Every segment of a pool stays open, and systems give 1024 by default for programs that use select.
+  struct rlimit files = {};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == files.rlim_max) return;
+  files.rlim_cur = files.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &files);  // where it may not, what needs more files is refused
+}
 
 int RunDaemon(const Config& config, const std::string& ready_file) {
   StopSignals signals;  // before the first thread

@@ -16,6 +16,7 @@ namespace {
 
 constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
 constexpr uint64_t kMaxBytes = uint64_t{1} << 47;  // the address space of a process
+constexpr uint64_t kStatBlockBytes = 512;  // of st_blocks, whatever the file system
 constexpr size_t kMaxNameBytes = 255;
 
 absl::Status Refuse(absl::StatusCode code, const std::string& reason, const std::string& segment,
@@ -61,7 +62,7 @@ absl::Status CheckFile(const struct stat& info, uint64_t size, const std::string
                   "has " + std::to_string(file_bytes) + " bytes, " + std::to_string(size) + " are registered",
                   {{"actual_bytes", std::to_string(file_bytes)}, {"size_bytes", std::to_string(size)}});
   }
-  const uint64_t stored_bytes = static_cast<uint64_t>(info.st_blocks) * 512;
+  const uint64_t stored_bytes = static_cast<uint64_t>(info.st_blocks) * kStatBlockBytes;
   if (stored_bytes < file_bytes) {
     return Refuse(absl::StatusCode::kInvalidArgument, "SEGMENT_SPARSE", segment,
                   "has holes (" + std::to_string(stored_bytes) + " of " + std::to_string(file_bytes) +
@@ -84,15 +85,28 @@ absl::Status CheckSize(uint64_t size, const std::string& segment) {
 
 }  // namespace
 
-Mapping::Mapping(void* address, size_t mapped_bytes, uint8_t* data, uint64_t size, bool guarded)
-    : address_(address), mapped_bytes_(mapped_bytes), data_(data), size_(size) {
-  if (guarded) guard_ = std::make_unique<SigbusGuard>(address, mapped_bytes);
+Mapping::Mapping(void* address, size_t mapped_bytes, uint8_t* data, uint64_t size, int fd)
+    : address_(address), mapped_bytes_(mapped_bytes), data_(data), size_(size), fd_(fd) {
+  if (fd >= 0) guard_ = std::make_unique<SigbusGuard>(address, mapped_bytes);
 }
 
 Mapping::~Mapping() {
   // The guard goes first: once unmapped, the range may be given to another mapping.
   guard_.reset();
   munmap(address_, mapped_bytes_);
+  if (fd_ >= 0) close(fd_);
+}
+
+bool Mapping::StillWhole() {
+  if (guard_ == nullptr) return true;
+  if (guard_->failed()) return false;
+  // Not all that a new segment is asked for: its owner may have made the file longer, and need not fill what we do not
+  // map.
+  struct stat info = {};
+  const bool whole = fstat(fd_, &info) == 0 && static_cast<uint64_t>(info.st_size) >= size_ &&
+                     static_cast<uint64_t>(info.st_blocks) * kStatBlockBytes >= size_;
+  if (!whole) guard_->Fail();
+  return whole;
 }
 
 // Consumes `fd`.
@@ -104,13 +118,13 @@ absl::StatusOr<std::unique_ptr<Mapping>> MapSegment(int fd, uint64_t size, const
     return status;
   }
   void* address = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  const int error = errno;
-  close(fd);
   if (address == MAP_FAILED) {
+    const int error = errno;
+    close(fd);
     return Refuse(absl::StatusCode::kResourceExhausted, "SEGMENT_MAP_FAILED", segment,
                   "cannot be mapped: " + std::string(strerror(error)));
   }
-  auto mapping = std::make_unique<Mapping>(address, size, static_cast<uint8_t*>(address), size, /*guarded=*/true);
+  auto mapping = std::make_unique<Mapping>(address, size, static_cast<uint8_t*>(address), size, fd);
   if (!mapping->guard_->armed()) {
     return Refuse(absl::StatusCode::kResourceExhausted, "SEGMENT_MAP_FAILED", segment,
                   "is one more than the " + std::to_string(SigbusGuard::kMaxRanges) + " a daemon can guard");
@@ -157,7 +171,7 @@ absl::StatusOr<std::unique_ptr<Mapping>> AllocateOwned(uint64_t size) {
   if (address == MAP_FAILED) return out_of_memory("cannot map");
   const uintptr_t begin = reinterpret_cast<uintptr_t>(address);
   uint8_t* data = reinterpret_cast<uint8_t*>((begin + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes);
-  auto mapping = std::make_unique<Mapping>(address, mapped, data, size, /*guarded=*/false);
+  auto mapping = std::make_unique<Mapping>(address, mapped, data, size, /*fd=*/-1);
   madvise(data, whole, MADV_HUGEPAGE);  // where the kernel has none, small pages are as right
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23

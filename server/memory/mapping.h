@@ -1,7 +1,8 @@
 // Host memory mapped into the daemon: a worker's segment, or the daemon's own. RAII.
 //
 // A worker's segment is checked and mapped, never written or touched here: where its pages lie is the worker's choice,
-// and a hole would be filled by whoever touches it first. It is guarded against later truncation (sigbus_guard.h).
+// and a hole would be filled by whoever touches it first. It is guarded against later truncation (sigbus_guard.h); a file
+// that was cut and grown again reads as zeros without a fault, so that StillWhole asks the file. It stays open for that.
 #pragma once
 
 #include <cstddef>
@@ -15,10 +16,11 @@
 
 namespace spectrumkv {
 
-// Unmapped when destroyed. The memory itself may be used by any thread; failed() is thread-safe.
+// Unmapped when destroyed. The memory itself may be used by any thread; failed() and StillWhole() are thread-safe.
 class Mapping {
  public:
-  Mapping(void* address, size_t mapped_bytes, uint8_t* data, uint64_t size, bool guarded);
+  // Consumes `fd`, the segment's file; -1: owned memory, which needs no guard.
+  Mapping(void* address, size_t mapped_bytes, uint8_t* data, uint64_t size, int fd);
   ~Mapping();
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
@@ -27,6 +29,8 @@ class Mapping {
   uint64_t size() const { return size_; }
   // True for ever once the owner was caught having truncated the segment: what is read since may be zeros.
   bool failed() const { return guard_ != nullptr && guard_->failed(); }
+  // Looks at the file: false, as failed() is from then on, where it is shorter than what is mapped or has holes.
+  bool StillWhole();
 
   // Which object it is: equal for two mappings of one segment, whatever their names. 0, 0 for owned memory.
   uint64_t device = 0, inode = 0;
@@ -37,6 +41,7 @@ class Mapping {
   const size_t mapped_bytes_;
   uint8_t* const data_;
   const uint64_t size_;
+  const int fd_;
   std::unique_ptr<SigbusGuard> guard_;
 };
 

@@ -109,6 +109,10 @@ SigbusGuard::~SigbusGuard() {
   WriteEntry(&g_entries[static_cast<size_t>(entry_)], 0, 0);
 }
 
+void SigbusGuard::Fail() {
+  if (entry_ >= 0) g_entries[static_cast<size_t>(entry_)].failed.store(true);
+}
+
 bool SigbusGuard::failed() const { return entry_ >= 0 && g_entries[static_cast<size_t>(entry_)].failed.load(); }
 
 }  // namespace spectrumkv

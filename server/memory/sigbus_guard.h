@@ -25,8 +25,9 @@ class SigbusGuard {
 
   // False: the table was full and nothing is guarded.
   bool armed() const { return entry_ >= 0; }
-  // True for ever once an access found nothing behind its page.
+  // True for ever once an access found nothing behind its page, or Fail was called.
   bool failed() const;
+  void Fail();
 
  private:
   int entry_ = -1;

@@ -169,7 +169,7 @@ std::vector<MetricSpec> MakeHistograms() {
       {MetricId::kReconstructionError,
        "spectrumkv_reconstruction_error_ratio",
        histogram,
-       "Root mean square error of decoded values over that of the originals, sampled.",
+       "Root mean square error over that of the originals, of the K or V tokens of a tier in a sampled chunk.",
        {TierLabel()},
        ErrorEdges()},
   };
@@ -199,7 +199,7 @@ std::vector<MetricSpec> MakeGauges() {
       {MetricId::kCertificateExpiry,
        "spectrumkv_certificate_expiry_timestamp_seconds",
        gauge,
-       "When this daemon's certificate expires, seconds since 1970; 0 without one.",
+       "When the first certificate of this daemon's chain expires, seconds since 1970; 0 without one.",
        {},
        {}},
       {MetricId::kDraining, "spectrumkv_draining", gauge, "1 while the daemon takes no new work.", {}, {}},

@@ -3,6 +3,7 @@
 #include <prometheus/text_serializer.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "server/metrics/series.h"
 
@@ -17,11 +18,13 @@ constexpr size_t At(Enum value) {
 }  // namespace
 
 struct Metrics::Impl : SeriesStore {
-  explicit Impl(const std::vector<std::string>& info) : SeriesStore(info) {}
+  Impl(const std::vector<std::string>& info, uint64_t chunks) : SeriesStore(info), reconstruction_chunks(chunks) {}
+  const uint64_t reconstruction_chunks;
+  std::atomic<uint64_t> chunks_seen{0};
 };
 
-Metrics::Metrics(const BuildInfo& info)
-    : impl_(std::make_shared<Impl>(std::vector<std::string>{info.version, info.revision})) {
+Metrics::Metrics(const BuildInfo& info, uint64_t reconstruction_chunks)
+    : impl_(std::make_shared<Impl>(std::vector<std::string>{info.version, info.revision}, reconstruction_chunks)) {
   impl_->Set(MetricId::kBuildInfo, 0, 1);
   const MetricSpec& codec = AllMetrics()[At(MetricId::kCodecInfo)];
   const std::vector<std::string>& backends = codec.labels[0].values;
@@ -80,6 +83,14 @@ void Metrics::ObserveStage(MetricStage stage, double seconds) {
 }
 void Metrics::ObserveFirstLayerReady(double seconds) { impl_->Observe(MetricId::kFirstLayerReady, 0, seconds); }
 void Metrics::ObserveFirstToken(double seconds) { impl_->Observe(MetricId::kFirstToken, 0, seconds); }
+bool Metrics::SampleReconstruction() {
+  if (impl_->reconstruction_chunks == 0) return false;
+  // A mix (murmur3's finaliser) that leaves 0 where it is.
+  uint64_t mixed = impl_->chunks_seen.fetch_add(1, std::memory_order_relaxed);
+  mixed = (mixed ^ mixed >> 33) * 0xff51afd7ed558ccd;
+  mixed = (mixed ^ mixed >> 33) * 0xc4ceb9fe1a85ec53;
+  return (mixed ^ mixed >> 33) % impl_->reconstruction_chunks == 0;
+}
 void Metrics::ObserveReconstructionError(MetricTier tier, double ratio) {
   impl_->Observe(MetricId::kReconstructionError, At(tier), ratio);
 }

@@ -40,7 +40,8 @@ class Metrics {
     std::string backend;  // of the codec: scalar, avx2, avx512, cuda
   };
   Metrics() : Metrics(BuildInfo{"unknown", "unknown", "unknown"}) {}
-  explicit Metrics(const BuildInfo& info);
+  // `reconstruction_chunks`: see SampleReconstruction.
+  explicit Metrics(const BuildInfo& info, uint64_t reconstruction_chunks = 0);
   ~Metrics();
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
@@ -63,6 +64,9 @@ class Metrics {
   void ObserveStage(MetricStage stage, double seconds);
   void ObserveFirstLayerReady(double seconds);
   void ObserveFirstToken(double seconds);
+  // Whether the sender should measure this chunk: the first one, then one in `reconstruction_chunks` at no regular
+  // distance, so that it is not always the same layer. 0: never.
+  bool SampleReconstruction();
   void ObserveReconstructionError(MetricTier tier, double ratio);
 
   void AddInflightTransfers(int64_t delta);

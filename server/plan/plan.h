@@ -37,9 +37,13 @@ absl::StatusOr<Allocator> ParseAllocator(const std::string& name);
 const char* ImportanceSourceName(ImportanceSource source);
 absl::StatusOr<Tier> ParseTier(const std::string& name);
 
+// Above what any transfer can need: K of one token of one head of 8 float16 values costs 9 times its raw bytes, everything
+// else less. What lies higher is a mistake, such as a percentage.
+constexpr double kMaxBudget = 10;
+
 // Resolved policy: no "default" left in it.
 struct Policy {
-  double budget = 0.5;  // of raw KV bytes, hard, everything counted; in (0, 1.1]
+  double budget = 0.5;  // of raw KV bytes, hard, everything counted; in (0, kMaxBudget]
   // The request left the budget open: where `budget` cannot be met (a short prompt whose pinned sinks cost more, RAW) it
   // is raised to the least that can, instead of BUDGET_TOO_SMALL. Not for allocators that drop.
   bool soft_budget = false;
@@ -161,9 +165,14 @@ class Planner {
   // shape. A batch may spend what its lowest tiers cost plus its part, by raw bytes, of what is left of the budget
   // above the lowest tiers of all that is unplanned: so a later batch without escapes can always be paid.
   // wire_bytes - escape_overrun_bytes, summed over all batches, never exceeds the budget.
-  // Errors, after which nothing has changed: BUDGET_TOO_SMALL (whole transfer in one batch, escapes counted; or
+  // Errors, after which nothing has changed: BUDGET_TOO_SMALL (a transfer planned as a whole, escapes counted; or
   // strict_budget); INVALID_BATCH (indices or scan do not fit the shape); KEY_NORM_UNAVAILABLE.
   absl::StatusOr<PlanBatch> Plan(const std::vector<uint32_t>& chunk_indices, const std::vector<LayerScan>& scan);
+
+  // Takes back chunks that were planned and not sent: they may be planned once more, when escapes have come to light.
+  // A transfer whose first batch was the whole stays a whole: its budget is as hard for the second plan. Returns their
+  // part of PlanBatch::totals. REQUIRES: `chunks` ascending, as Plan returned them.
+  TierTotals Withdraw(const std::vector<const PlannedChunk*>& chunks);
 
   // Smallest budget the allowed tiers can meet for the kept tokens in one batch, escapes of `scan` counted. Plan of
   // all chunks succeeds exactly where the policy's budget is not below it. REQUIRES: scan as in Plan, or empty.

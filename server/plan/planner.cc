@@ -125,6 +125,7 @@ struct Planner::State {
   std::vector<uint64_t> rest_by_rung;
   uint64_t weight_left = 0;
   size_t chunks_left = 0;
+  bool whole = false;  // the first batch was everything
 
   CostRules rules() const { return {&ladder, pinned, policy.payload_only}; }
   bool per_layer() const {
@@ -306,10 +307,11 @@ absl::StatusOr<PlanBatch> Planner::Plan(const std::vector<uint32_t>& chunk_indic
   std::vector<PricedUnit> units = Price(shape_, SplitUnits(cuts_, chunk_indices, state.per_layer()), rules, &scan);
   const uint64_t reserved = Least(rest);  // for the chunks after this batch
   const uint64_t needed = SumOfLeast(units) + reserved;
-  const bool whole = chunk_indices.size() == cuts_.size();
+  const bool whole = state.whole || chunk_indices.size() == cuts_.size();
   PlanBatch batch;
   if (needed > state.budget_left && whole && state.policy.soft_budget) {
-    state.budget_total = state.budget_left = needed;
+    state.budget_total += needed - state.budget_left;
+    state.budget_left = needed;
   }
   if (needed > state.budget_left) {
     const uint64_t spent = state.budget_total - state.budget_left;
@@ -329,12 +331,38 @@ absl::StatusOr<PlanBatch> Planner::Plan(const std::vector<uint32_t>& chunk_indic
     weight_left -= priced.weight;
   }
   for (const uint32_t index : chunk_indices) state.planned[index] = true;
+  state.whole = whole;
   state.rest_by_rung = std::move(rest);
   state.weight_left = weight_left;
   state.chunks_left -= chunk_indices.size();
   state.budget_left += batch.escape_overrun_bytes;
   state.budget_left -= spent;
   return batch;
+}
+
+TierTotals Planner::Withdraw(const std::vector<const PlannedChunk*>& chunks) {
+  State& state = *state_;
+  const CostRules rules = state.rules();
+  TierTotals totals;
+  std::vector<uint32_t> indices;
+  for (const PlannedChunk* chunk : chunks) {
+    indices.push_back(chunk->cut.chunk_index);
+    state.planned[chunk->cut.chunk_index] = false;
+    const PlanLayer& layer = shape_.layers[chunk->cut.layer_index];
+    const TierCounts counts = CountTiers(chunk->tier_map.data(), chunk->cut.token_count, layer.has_v);
+    state.budget_left += CountedBytes(DimsOf(layer, chunk->cut.token_count), counts, rules.payload_only);
+    for (int tier = 0; tier < kTierCount; ++tier) {
+      totals.k[tier] += counts.k[tier];
+      totals.v[tier] += counts.v[tier];
+    }
+  }
+  for (const Unit& unit : SplitUnits(cuts_, indices, /*per_layer=*/false)) {
+    const std::vector<uint64_t> cost = CostModel(shape_.layers, unit, rules, nullptr).BytesByRung();
+    for (size_t rung = 0; rung < cost.size(); ++rung) state.rest_by_rung[rung] += cost[rung];
+    state.weight_left += WeightOf(shape_.layers, unit);
+  }
+  state.chunks_left += chunks.size();
+  return totals;
 }
 
 double Planner::effective_budget() const {

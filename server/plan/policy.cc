@@ -9,8 +9,6 @@
 namespace spectrumkv {
 namespace {
 
-constexpr double kMaxBudget = 1.1;
-
 struct NamedAllocator {
   Allocator allocator;
   const char* name;
@@ -102,7 +100,9 @@ absl::StatusOr<Tier> ParseTier(const std::string& name) {
 
 absl::Status CheckPolicy(const Policy& policy, uint32_t tokens, uint32_t layers) {
   if (!std::isfinite(policy.budget) || policy.budget <= 0 || policy.budget > kMaxBudget) {
-    return Invalid("INVALID_BUDGET", "policy.budget is " + std::to_string(policy.budget) + "; it must be in (0, 1.1]",
+    return Invalid("INVALID_BUDGET",
+                   "policy.budget is " + std::to_string(policy.budget) +
+                       "; it must be in (0, 10], a share of the raw bytes and no percentage",
                    {{"budget", std::to_string(policy.budget)}});
   }
   if (absl::Status status = CheckTiers(policy); !status.ok()) return status;

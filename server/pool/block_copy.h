@@ -11,6 +11,7 @@ struct TensorPlace {
   uint64_t block_stride = 0, token_stride = 0, head_stride = 0, dim_stride = 0;  // bytes
   uint32_t block_tokens = 0, heads = 0, head_dim = 0;
   uint32_t element_bytes = 0;
+  uint32_t segment = 0;  // of the schema
 
   uint8_t* Block(uint64_t block) const { return origin + block * block_stride; }
   uint64_t DenseBytes() const { return uint64_t{block_tokens} * heads * head_dim * element_bytes; }

@@ -25,7 +25,7 @@ class PoolHold final : public BlockHold {
   void ReadGenerations(uint32_t group, uint32_t token_first, uint32_t count,
                        std::vector<uint64_t>* out) const override;
   bool has_generations() const override { return core_->generations() != nullptr; }
-  absl::Status Health() const override { return core_->Health(); }
+  absl::Status Health() const override { return exclusive_ ? core_->Health() : core_->MemoryHealth(); }
   void OnLost(std::function<void(absl::Status why)> lost) override { notice_->Set(std::move(lost)); }
 
  private:

@@ -3,10 +3,14 @@
 #include <algorithm>
 #include <numeric>
 
+#include "server/pool/lattice_meet.h"
+
 namespace spectrumkv {
 namespace {
 
 constexpr uint64_t kMaxSpan = uint64_t{1} << 62;
+// Of all exact comparisons of one schema: a fraction of a second.
+constexpr uint64_t kExactSteps = uint64_t{1} << 23;
 using Pair = std::pair<size_t, size_t>;
 
 // A tensor on one level of the search: what is left of its dims, greatest stride first.
@@ -104,6 +108,20 @@ std::optional<Pair> Search(std::vector<Piece> pieces, uint64_t modulus) {
   return Search(std::move(pieces), stride);
 }
 
+// The exact answer, for each pair whose hulls touch. `pieces` sorted.
+std::optional<Pair> SearchPairs(const std::vector<Lattice>& lattices, const std::vector<Piece>& pieces) {
+  std::vector<MeetShape> shapes;
+  shapes.reserve(pieces.size());
+  for (const Piece& piece : pieces) shapes.push_back(MeetShapeOf(lattices[piece.index]));
+  uint64_t steps_left = kExactSteps;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    for (size_t j = i + 1; j < pieces.size() && pieces[j].begin < pieces[i].end(); ++j) {
+      if (Meet(shapes[i], shapes[j], &steps_left) != Meeting::kApart) return Pair(pieces[i].index, pieces[j].index);
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::optional<uint64_t> SpanOf(const Lattice& lattice) {
@@ -139,7 +157,9 @@ std::optional<Pair> FindOverlap(const std::vector<Lattice>& lattices) {
       pieces.push_back(PieceOf(lattices[order[first]], order[first]));
     }
     SortByBegin(&pieces);
-    if (auto found = SearchLine(pieces)) return found;
+    // Most schemas end here; each chain of hulls is looked at again on its own where they do not.
+    if (!SearchLine(pieces)) continue;
+    if (auto found = SearchPairs(lattices, pieces)) return found;
   }
   return std::nullopt;
 }

@@ -8,8 +8,11 @@
 // Between tensors: sort their hulls and keep apart what does not touch. Among tensors whose hulls touch, take the
 // greatest stride S and look at all positions modulo S: what is disjoint there is disjoint in memory. Repeat on those
 // whose hulls still touch. This decides fused and split K/V, per block, token, head or element, all layers in one tensor
-// in any order, transposed dims. It errs to the safe side: tensors that interleave with different strides S at the same
-// level, or that meet modulo S but end before they meet in memory, count as overlapping.
+// in any order, transposed dims; thousands of tensors at once.
+//
+// What is not shown to be disjoint so, such as groups that interleave with different strides, is decided exactly, two
+// tensors at a time (lattice_meet.h). That is bounded in work; only what is not decided within the bound counts as
+// overlapping though it may not: strides of many large extents without a common measure.
 #pragma once
 
 #include <array>
@@ -40,7 +43,7 @@ std::optional<uint64_t> SpanOf(const Lattice& lattice);
 // REQUIRES: SpanOf has a value.
 int FindSelfOverlap(const Lattice& lattice);
 
-// Indices of two that may share a byte; nothing where all are disjoint.
+// Indices of two that share a byte (or may, beyond the bound above); nothing where all are disjoint.
 // REQUIRES: each nested, with a span, and offset + span below 2^62.
 std::optional<std::pair<size_t, size_t>> FindOverlap(const std::vector<Lattice>& lattices);
 

@@ -53,8 +53,9 @@ class BlockHold {
                                std::vector<uint64_t>* out) const = 0;
   virtual bool has_generations() const = 0;
 
-  // OK, or why the pool's memory must not be trusted any more (FailedPrecondition: SEGMENT_FAILED). A lost pool's memory
-  // stays mapped and good: that is OnLost's to tell.
+  // OK, or why the hold's memory must not be trusted any more (FailedPrecondition): SEGMENT_FAILED; of a destination also
+  // POOL_LOST. What a source of a lost pool holds stays mapped and good: a transfer whose source was fully written may
+  // finish without its worker. OnLost tells those that may not.
   virtual absl::Status Health() const = 0;
 
   // `lost` is called at most once, from any thread, when the pool is lost (at once if it already is); it must return
@@ -108,9 +109,9 @@ class PoolRegistry {
   // Extends the lease; answers its TTL. NOT_FOUND UNKNOWN_POOL, FAILED_PRECONDITION STALE_EPOCH.
   virtual absl::StatusOr<int64_t> Renew(const std::string& pool_id, uint64_t epoch) = 0;
   // A HoldPool stream opened / broke. While at least one is open, its pings renew; when the last one breaks the pool is
-  // lost at once. `on_event` gets the pool's end (LEASE_EXPIRED, UNREGISTERED, SEGMENT_FAILED); and DRAINING, after
-  // which the pool is still served. RESOURCE_EXHAUSTED HOLDS_FULL above 64 streams. A truncated segment is noticed by
-  // the next use or, by an idle pool, at the end of the lease's period.
+  // lost at once. `on_event` gets the pool's end (LEASE_EXPIRED, UNREGISTERED, SEGMENT_FAILED); and DRAINING (at
+  // once, inside this call, where the daemon drains already), after which the pool is still served. RESOURCE_EXHAUSTED HOLDS_FULL above 64 streams. A segment that was cut,
+  // also one that was grown again, is noticed by the next use and, by an idle pool, at the end of the lease's period.
   virtual absl::StatusOr<uint64_t> OpenHold(const std::string& pool_id, uint64_t epoch,
                                             std::function<void(const std::string&)> on_event) = 0;
   virtual void CloseHold(const std::string& pool_id, uint64_t hold_id) = 0;

@@ -25,6 +25,7 @@ TensorPlace PlaceOf(const GroupSchema& group, const TensorSchema& tensor, const 
   place.block_tokens = group.block_tokens;
   place.heads = group.head_count;
   place.head_dim = group.head_dim;
+  place.segment = tensor.segment;
   place.element_bytes = static_cast<uint32_t>(SizeOf(group.dtype));
   return place;
 }
@@ -109,30 +110,42 @@ absl::Status PoolCore::LostStatus(const std::string& cause) const {
                    {{"pool_id", id_}, {"cause", cause}});
 }
 
-absl::Status PoolCore::CheckUsableLocked() const {
+absl::Status PoolCore::CheckUsableLocked(std::optional<uint32_t> only) {
   if (state_ == State::kLost || gone_) return UnknownPool(id_);
   if (state_ == State::kClosing) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "POOL_CLOSING", "pool " + id_ + " is being unregistered",
                      {{"pool_id", id_}});
   }
-  return SegmentFailed() ? LostStatus("SEGMENT_FAILED") : absl::OkStatus();
+  if (LookAtSegmentsLocked(only)) return absl::OkStatus();
+  EndLaterLocked();
+  return LostStatus("SEGMENT_FAILED");
+}
+
+bool PoolCore::LookAtSegmentsLocked(std::optional<uint32_t> only) {
+  if (only.has_value()) return segments_[*only]->StillWhole();
+  return std::all_of(segments_.begin(), segments_.end(), [](const auto& segment) { return segment->StillWhole(); });
+}
+
+void PoolCore::EndLaterLocked() {
+  if (clock_ == nullptr || lost_.load() || end_scheduled_.exchange(true)) return;
+  clock_->CallAt(clock_->NowNs(), [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->End("SEGMENT_FAILED");
+  });
+}
+
+absl::Status PoolCore::MemoryHealth() {
+  // Called by users of the pool only, so the segments are there.
+  if (!SegmentFailed()) return absl::OkStatus();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    EndLaterLocked();
+  }
+  return LostStatus("SEGMENT_FAILED");
 }
 
 absl::Status PoolCore::Health() {
-  // Called by users of the pool only, so the segments are there.
-  if (SegmentFailed()) {
-    if (!lost_.load() && !end_scheduled_.exchange(true)) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (clock_ != nullptr) {
-        // Not here: the caller may hold locks that the pool's listeners take.
-        clock_->CallAt(clock_->NowNs(), [weak = weak_from_this()] {
-          if (const auto self = weak.lock()) self->End("SEGMENT_FAILED");
-        });
-      }
-    }
-    return LostStatus("SEGMENT_FAILED");
-  }
-  if (!lost_.load()) return absl::OkStatus();
+  absl::Status memory = MemoryHealth();
+  if (!memory.ok() || !lost_.load()) return memory;
   std::lock_guard<std::mutex> lock(mutex_);
   return LostStatus(lost_cause_);
 }
@@ -156,7 +169,7 @@ void PoolCore::OnLeaseTimer() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (state_ == State::kLost || gone_ || clock_ == nullptr) return;
-    if (SegmentFailed()) {
+    if (!LookAtSegmentsLocked(std::nullopt)) {
       cause = "SEGMENT_FAILED";
     } else if (clock_->NowNs() < lease_deadline_ns_) {
       ArmLeaseLocked();  // renewed meanwhile

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -63,7 +64,9 @@ class PoolCore : public std::enable_shared_from_this<PoolCore> {
   // Null where the schema has none.
   const uint64_t* generations() const { return generations_; }
   bool alive() const { return !lost_.load(); }
-  // OK; POOL_LOST, SEGMENT_FAILED. A failure seen here first ends the pool, on the clock's thread.
+  // OK; SEGMENT_FAILED. A failure seen here first ends the pool, on the clock's thread.
+  absl::Status MemoryHealth();
+  // Also POOL_LOST.
   absl::Status Health();
 
   void StartLease();
@@ -94,9 +97,14 @@ class PoolCore : public std::enable_shared_from_this<PoolCore> {
   };
 
   void PlaceTensors();
+  // A flag of what was noticed; LookAtSegments asks the files.
   bool SegmentFailed() const;
+  bool LookAtSegmentsLocked(std::optional<uint32_t> only);
+  // Ends the pool on the clock's thread: the caller may hold locks that the pool's listeners take.
+  void EndLaterLocked();
   absl::Status LostStatus(const std::string& cause) const;
-  absl::Status CheckUsableLocked() const;
+  // Looks at the files of all segments, or of one.
+  absl::Status CheckUsableLocked(std::optional<uint32_t> only = std::nullopt);
   absl::Status TakeLocked(const BlockIds& ids, bool exclusive);
   void GiveBackLocked(const BlockIds& ids, bool exclusive);
   void ReleaseHold(const BlockIds& ids, bool exclusive, const std::shared_ptr<LostNotice>& notice);

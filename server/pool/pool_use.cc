@@ -116,7 +116,7 @@ absl::Status PoolCore::PutBlock(uint32_t group, uint32_t layer, PlaneId plane, u
   std::lock_guard<std::mutex> io_lock(io_mutex_);
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (absl::Status status = CheckUsableLocked(); !status.ok()) return status;
+    if (absl::Status status = CheckUsableLocked((*place)->segment); !status.ok()) return status;
     if (!use_[group].IsFree(block)) {
       return BlockError(absl::StatusCode::kFailedPrecondition, "BLOCKS_IN_USE", group, block, "is used by a transfer");
     }
@@ -139,7 +139,7 @@ absl::StatusOr<std::string> PoolCore::GetBlock(uint32_t group, uint32_t layer, P
   std::lock_guard<std::mutex> io_lock(io_mutex_);
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (absl::Status status = CheckUsableLocked(); !status.ok()) return status;
+    if (absl::Status status = CheckUsableLocked((*place)->segment); !status.ok()) return status;
     if (use_[group].IsReserved(block)) {
       return BlockError(absl::StatusCode::kFailedPrecondition, "BLOCKS_RESERVED", group, block,
                         "is the destination of a transfer");

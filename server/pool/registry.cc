@@ -98,7 +98,16 @@ class Registry final : public PoolRegistry {
   absl::StatusOr<uint64_t> OpenHold(const std::string& pool_id, uint64_t epoch,
                                     std::function<void(const std::string&)> on_event) override {
     auto core = Find(pool_id, epoch);
-    return core.ok() ? (*core)->OpenHold(std::move(on_event)) : core.status();
+    if (!core.ok()) return core.status();
+    auto hold_id = (*core)->OpenHold(on_event);
+    bool draining = false;
+    {
+      std::lock_guard<std::mutex> lock(state_->mutex);
+      draining = state_->draining;
+    }
+    // StartDraining told the streams that were open then; one that opens meanwhile may hear it twice.
+    if (hold_id.ok() && draining) on_event("DRAINING");
+    return hold_id;
   }
 
   void CloseHold(const std::string& pool_id, uint64_t hold_id) override {

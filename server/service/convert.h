@@ -29,7 +29,6 @@ constexpr uint64_t kBlockMessageBytes = 1 << 20;
 
 constexpr size_t kMaxNameLength = 256;
 constexpr size_t kMaxPathLength = 1024;
-constexpr size_t kMaxIdLength = 128;
 constexpr int kMaxGroups = 64;
 constexpr int kMaxLayers = 2048;
 constexpr int kMaxSegments = 8192;
@@ -61,7 +60,7 @@ absl::StatusOr<std::vector<GroupBlockList>> BlocksFromProto(
 absl::StatusOr<std::vector<BlockRange>> RunsFromProto(const google::protobuf::RepeatedPtrField<v1::BlockRun>& proto,
                                                       const std::string& field);
 
-// 1..128 of A-Z a-z 0-9 . _ : - : INVALID_TRANSFER_ID, INVALID_REQUEST_ID.
+// The rule of server/base/ids.h: INVALID_TRANSFER_ID, INVALID_REQUEST_ID.
 absl::Status CheckTransferId(const std::string& id);
 absl::Status CheckRequestId(const std::string& id);
 // INVALID_POOL_REF.

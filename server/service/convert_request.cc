@@ -4,22 +4,16 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include "absl/hash/hash.h"
+#include "server/base/ids.h"
 #include "server/service/check.h"
 #include "server/service/convert.h"
 
 namespace spectrumkv {
 namespace {
 
-bool IsIdCharacter(char c) {
-  return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
-         c == ':' || c == '-';
-}
-
 absl::Status CheckId(const std::string& id, const std::string& field, const std::string& reason) {
-  bool good = !id.empty() && id.size() <= kMaxIdLength;
-  for (const char c : id) good = good && IsIdCharacter(c);
-  if (good) return absl::OkStatus();
-  return Invalid(reason, field, "is " + Quoted(id) + "; allowed are 1 to 128 of A-Z a-z 0-9 . _ : -");
+  if (IsId(id)) return absl::OkStatus();
+  return Invalid(reason, field, "is " + Quoted(id) + "; allowed are " + IdRule());
 }
 
 absl::StatusOr<int64_t> InRange(uint64_t value, int64_t fallback, int64_t least, int64_t most,

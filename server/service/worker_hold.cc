@@ -46,8 +46,9 @@ class HoldReactor final : public StreamWriter<HoldBase, v1::HoldPoolResponse> {
   void OnEvent(const std::string& event) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (event_.empty()) event_ = event;
-      // A draining daemon still serves what the pool holds; after any other event there is no pool.
+      // A draining daemon still serves what the pool holds; after any other event there is no pool, and the worker must
+      // hear of it even where it has not read DRAINING yet.
+      if (!ending_locked()) event_ = event;
       if (event != "DRAINING") EndLocked(grpc::Status::OK);
     }
     Pump();

@@ -4,12 +4,13 @@
 #include <string>
 #include <utility>
 
+#include "server/base/ids.h"
 #include "server/base/status.h"
 
 namespace spectrumkv {
 namespace {
 
-constexpr size_t kMaxIdBytes = 128;
+constexpr size_t kMaxReasonBytes = 128;
 constexpr size_t kMaxNameBytes = 256;
 constexpr size_t kMaxMessageBytes = 1024;
 constexpr size_t kTokenBytes = 16;
@@ -55,8 +56,7 @@ std::string Cut(const std::string& text, size_t limit) {
 }
 
 void CheckTransferId(const std::string& id, const char* field, Checker* check) {
-  check->Require(!id.empty(), field, "is empty");
-  check->Text(id, kMaxIdBytes, field);
+  check->Require(IsId(id), field, "has " + std::to_string(id.size()) + " bytes and is not " + IdRule());
 }
 
 template <typename Runs>
@@ -194,7 +194,7 @@ AcceptFrame AcceptFrom(const v1::Accept& proto, Checker* check) {
 CancelFrame CancelFrom(const v1::Cancel& proto, Checker* check) {
   check->Range(proto.cause(), v1::TRANSFER_STATE_FAILED, v1::TRANSFER_STATE_EXPIRED, "cancel.cause");
   check->Range(proto.code(), 0, 16, "cancel.code");
-  check->Text(proto.reason(), kMaxIdBytes, "cancel.reason");
+  check->Text(proto.reason(), kMaxReasonBytes, "cancel.reason");
   check->Text(proto.message(), kMaxMessageBytes, "cancel.message");
   if (!check->ok()) return {};
   return CancelFrame{static_cast<TransferState>(proto.cause()), proto.code(), proto.reason(), proto.message()};
@@ -203,7 +203,7 @@ CancelFrame CancelFrom(const v1::Cancel& proto, Checker* check) {
 ReceiptFrame ReceiptFrom(const v1::Receipt& proto, Checker* check) {
   check->Range(proto.state(), v1::TRANSFER_STATE_COMMITTED, v1::TRANSFER_STATE_EXPIRED, "receipt.state");
   check->Range(proto.code(), 0, 16, "receipt.code");
-  check->Text(proto.reason(), kMaxIdBytes, "receipt.reason");
+  check->Text(proto.reason(), kMaxReasonBytes, "receipt.reason");
   check->Text(proto.message(), kMaxMessageBytes, "receipt.message");
   const double seconds = proto.first_layer_ready_seconds();
   check->Require(std::isfinite(seconds) && seconds >= 0, "receipt.first_layer_ready_seconds",
@@ -259,20 +259,20 @@ void Put(const AcceptFrame& in, v1::ControlFrame* frame) {
 }
 void Put(const CreditFrame& in, v1::ControlFrame* frame) { frame->mutable_credit()->set_credits(in.credits); }
 void Put(const HeartbeatFrame& in, v1::ControlFrame* frame) {
-  frame->mutable_heartbeat()->set_reason(Cut(in.reason, kMaxIdBytes));
+  frame->mutable_heartbeat()->set_reason(Cut(in.reason, kMaxReasonBytes));
 }
 void Put(const CancelFrame& in, v1::ControlFrame* frame) {
   auto* out = frame->mutable_cancel();
   out->set_cause(static_cast<v1::TransferState>(in.cause));
   out->set_code(in.code);
-  out->set_reason(Cut(in.reason, kMaxIdBytes));
+  out->set_reason(Cut(in.reason, kMaxReasonBytes));
   out->set_message(Cut(in.message, kMaxMessageBytes));
 }
 void Put(const ReceiptFrame& in, v1::ControlFrame* frame) {
   auto* out = frame->mutable_receipt();
   out->set_state(static_cast<v1::TransferState>(in.state));
   out->set_code(in.code);
-  out->set_reason(Cut(in.reason, kMaxIdBytes));
+  out->set_reason(Cut(in.reason, kMaxReasonBytes));
   out->set_message(Cut(in.message, kMaxMessageBytes));
   out->set_chunks_received(in.chunks_received);
   out->set_chunks_duplicate(in.chunks_duplicate);
@@ -310,7 +310,7 @@ absl::StatusOr<ControlFrame> FrameFromProto(const v1::ControlFrame& proto) {
       frame = CreditFrame{proto.credit().credits()};
       break;
     case v1::ControlFrame::kHeartbeat:
-      check.Text(proto.heartbeat().reason(), kMaxIdBytes, "heartbeat.reason");
+      check.Text(proto.heartbeat().reason(), kMaxReasonBytes, "heartbeat.reason");
       frame = HeartbeatFrame{proto.heartbeat().reason()};
       break;
     case v1::ControlFrame::kCancel: frame = CancelFrom(proto.cancel(), &check); break;

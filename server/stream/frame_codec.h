@@ -1,5 +1,5 @@
 // ControlFrame <-> proto, and the bounds of everything a peer can say. Frames that pass FrameFromProto hold to:
-//   transfer_id 1..128 bytes; token empty or 16 bytes; reasons <= 128 and messages <= 1024 bytes; model, revision <=
+//   transfer_id an id (server/base/ids.h); token empty or 16 bytes; reasons <= 128 and messages <= 1024 bytes; model, revision <=
 //   256; at most 64 groups, 1024 layers per group, 2^20 runs; runs non-empty, ascending, apart, below 2^32 (and, in a
 //   Manifest, below token_count); enums in range; part_index < part_count <= 4096; attempt >= 1; streams <= 64; credits
 //   <= 2^20.

@@ -1,6 +1,14 @@
 #include "server/stream/peer_security.h"
 
+#include <openssl/asn1.h>
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+
+#include <algorithm>
+#include <ctime>
 #include <fstream>
+#include <limits>
 #include <sstream>
 
 #include <grpcpp/security/credentials.h>
@@ -28,6 +36,19 @@ absl::StatusOr<std::string> ReadPem(const std::string& path, const char* what) {
   }
   return text.str();
 }
+
+absl::Status InvalidFile(const std::string& path, const std::string& what) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "TLS_FILE_INVALID", "certificate " + path + " " + what,
+                   {{"file", path}});
+}
+
+template <auto free_function>
+struct Free {
+  template <typename T>
+  void operator()(T* object) const {
+    free_function(object);
+  }
+};
 
 absl::StatusOr<PemFiles> ReadPemFiles(const PeerSecurity& security) {
   absl::StatusOr<std::string> cert = ReadPem(security.cert_file, "certificate");
@@ -60,6 +81,30 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> PeerServerCredentials(c
   options.pem_root_certs = pem->ca;
   options.pem_key_cert_pairs.push_back({pem->key, pem->cert});
   return grpc::SslServerCredentials(options);
+}
+
+absl::StatusOr<int64_t> CertificateExpiry(const PeerSecurity& security) {
+  if (security.mode == PeerSecurity::Mode::kPlain) return 0;
+  const absl::StatusOr<std::string> pem = ReadPem(security.cert_file, "certificate");
+  if (!pem.ok()) return pem.status();
+  const std::unique_ptr<BIO, Free<BIO_free>> in(BIO_new_mem_buf(pem->data(), static_cast<int>(pem->size())));
+  int64_t earliest = std::numeric_limits<int64_t>::max();
+  int certificates = 0;
+  while (true) {
+    const std::unique_ptr<X509, Free<X509_free>> certificate(PEM_read_bio_X509(in.get(), nullptr, nullptr, nullptr));
+    if (certificate == nullptr) break;
+    std::tm end = {};
+    if (ASN1_TIME_to_tm(X509_get0_notAfter(certificate.get()), &end) != 1) {
+      return InvalidFile(security.cert_file, "has an end of validity that is no time");
+    }
+    earliest = std::min<int64_t>(earliest, timegm(&end));
+    ++certificates;
+  }
+  // The end of the file is told like an error: no further "BEGIN" line.
+  const bool at_end = ERR_GET_REASON(ERR_peek_last_error()) == PEM_R_NO_START_LINE;
+  ERR_clear_error();
+  if (certificates == 0 || !at_end) return InvalidFile(security.cert_file, "holds no certificate that can be read");
+  return earliest;
 }
 
 }  // namespace spectrumkv

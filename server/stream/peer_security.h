@@ -1,6 +1,7 @@
 // How daemons prove who they are to each other.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -26,5 +27,9 @@ struct PeerSecurity {
 // FAILED_PRECONDITION TLS_FILE_UNREADABLE names the file; INVALID_ARGUMENT TLS_FILE_INVALID where it is no PEM.
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> PeerChannelCredentials(const PeerSecurity& security);
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> PeerServerCredentials(const PeerSecurity& security);
+
+// When the first certificate of cert_file's chain ends, seconds since 1970; 0 where mode is kPlain. The errors above;
+// INVALID_ARGUMENT TLS_FILE_INVALID also where the file holds no certificate or one that cannot be read.
+absl::StatusOr<int64_t> CertificateExpiry(const PeerSecurity& security);
 
 }  // namespace spectrumkv

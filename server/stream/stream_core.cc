@@ -140,6 +140,9 @@ bool StreamCore::Read(bool ok, bool cancelled, grpc::ByteBuffer* message) {
 }
 
 void StreamCore::Written(bool ok) {
+  // The message that was written usually ends here: its slot is free, and the engine hears of it, without a wake of the
+  // env's thread. The call has not finished, so the env is there.
+  EndsHere ends;
   std::lock_guard<std::mutex> lock(mutex_);
   writing_ = false;
   writing_message_.Clear();

@@ -7,6 +7,28 @@
 #include "server/stream/stream_core.h"
 
 namespace spectrumkv {
+namespace {
+
+thread_local EndsHere* t_ends_here = nullptr;
+
+}  // namespace
+
+EndsHere::EndsHere() : outer_(t_ends_here) { t_ends_here = this; }
+
+EndsHere::~EndsHere() {
+  RunAll();
+  t_ends_here = outer_;
+}
+
+void EndsHere::RunAll() {
+  std::vector<std::function<void()>> tasks;
+  tasks.swap(tasks_);
+  if (tasks.empty()) return;
+  EndsHere* const mine = t_ends_here;
+  t_ends_here = nullptr;  // what these tasks end in turn is not ours
+  for (auto& task : tasks) task();
+  t_ends_here = mine;
+}
 
 StreamEnv::StreamEnv(const StreamLimits& limits) : limits_(limits), clock_(NewSystemClock()), loop_(1) {}
 
@@ -15,6 +37,14 @@ StreamEnv::~StreamEnv() { std::lock_guard<std::mutex> lock(post_mutex_); }
 void StreamEnv::Post(std::function<void()> task) {
   std::lock_guard<std::mutex> lock(post_mutex_);
   loop_.Post(std::move(task));
+}
+
+void StreamEnv::PostEnd(std::function<void()> task) {
+  if (t_ends_here != nullptr) {
+    t_ends_here->tasks_.push_back(std::move(task));
+  } else {
+    Post(std::move(task));
+  }
 }
 
 bool StreamEnv::Add(StreamCore* core, std::weak_ptr<StreamCore> weak) {

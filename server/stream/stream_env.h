@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "server/base/clock.h"
@@ -18,6 +19,22 @@
 namespace spectrumkv {
 
 class StreamCore;
+
+// While one lives, what this thread would hand to the env's thread by PostEnd is collected, and run here by RunAll: at a
+// place where no lock is held.
+class EndsHere {
+ public:
+  EndsHere();
+  ~EndsHere();
+  EndsHere(const EndsHere&) = delete;
+  EndsHere& operator=(const EndsHere&) = delete;
+  void RunAll();
+
+ private:
+  friend class StreamEnv;
+  EndsHere* const outer_;
+  std::vector<std::function<void()>> tasks_;
+};
 
 struct StreamLimits {
   // How long a dialled stream may take until the peer has answered at all.
@@ -39,6 +56,8 @@ class StreamEnv {
 
   const StreamLimits& limits() const { return limits_; }
   void Post(std::function<void()> task);
+  // Post, or left to the EndsHere of this thread. For what ends a chunk.
+  void PostEnd(std::function<void()> task);
   Clock& clock() { return *clock_; }
 
   // False once Stop has begun. A registered stream stays until Remove.

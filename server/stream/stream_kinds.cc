@@ -110,7 +110,7 @@ void DataCore::ReturnLent(void* lent_chunk) {
   auto* lent = static_cast<LentChunk*>(lent_chunk);
   const bool sent = !lent->core->failed();
   StreamEnv* env = lent->core->env_;
-  env->Post([lent, sent] {
+  env->PostEnd([lent, sent] {
     const std::unique_ptr<LentChunk> owned(lent);
     owned->slot.Release();
     if (owned->done) owned->done(sent);

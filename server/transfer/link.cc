@@ -6,11 +6,11 @@
 #include "server/base/log.h"
 #include "server/base/status.h"
 #include "server/transfer/transfer.h"
+#include "server/transfer/units.h"
 
 namespace spectrumkv {
 namespace {
 
-constexpr int64_t kMsToNs = 1000000;
 constexpr int64_t kFirstBackoffMs = 20;
 constexpr int64_t kMaxBackoffMs = 1000;
 constexpr int64_t kDataGraceMs = 200;
@@ -48,22 +48,42 @@ void Transfer::Dial() {
   ArmTick();
 }
 
+// Whether this half may go on with the attempt that a peer's hello begins.
+absl::Status Transfer::CheckAttempt(const HelloFrame& hello) const {
+  if (hello.attempt <= attempt_.load()) {
+    return MakeError(absl::StatusCode::kAlreadyExists, "TRANSFER_EXISTS",
+                     absl::StrCat("attempt ", hello.attempt, " of this transfer is not newer than the running one"));
+  }
+  if (dials()) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "BOTH_DIAL",
+                     "both halves of the transfer dial: one side must use Expect or Publish");
+  }
+  if (hello.expected_epoch != 0 && hello.expected_epoch != options().epoch) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "PEER_RESTARTED",
+                     "the peer daemon has restarted since the transfer began");
+  }
+  if (peer_epoch_ != 0 && hello.epoch != peer_epoch_) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "PEER_RESTARTED",
+                     "the dialling daemon has restarted since the transfer began");
+  }
+  return absl::OkStatus();
+}
+
+// A dialler that ended its half before it was heard has said so, and will not come back.
+void Transfer::HearLastWords(const ControlSession& session, const HelloFrame& hello) {
+  const std::optional<CancelFrame> words = session.LastWords();
+  if (!words.has_value() || terminal()) return;
+  attempt_.store(hello.attempt);
+  parts().metrics->AddOverheadBytes(MessageBytes(ControlFrame(hello)) + MessageBytes(ControlFrame(*words)));
+  PeerEnded(*words, role() == Role::kSender ? "receiver" : "sender");
+}
+
 void Transfer::Adopt(const std::shared_ptr<ControlSession>& session, const HelloFrame& hello) {
   const std::shared_ptr<ControlStream> control = session->stream();
-  if (control == nullptr) return;  // already broken
-  absl::Status refusal;
-  if (hello.attempt <= attempt_.load()) {
-    refusal = MakeError(absl::StatusCode::kAlreadyExists, "TRANSFER_EXISTS",
-                        absl::StrCat("attempt ", hello.attempt, " of this transfer is not newer than the running one"));
-  } else if (dials()) {
-    refusal = MakeError(absl::StatusCode::kFailedPrecondition, "BOTH_DIAL",
-                        "both halves of the transfer dial: one side must use Expect or Publish");
-  } else if (hello.expected_epoch != 0 && hello.expected_epoch != options().epoch) {
-    refusal = MakeError(absl::StatusCode::kFailedPrecondition, "PEER_RESTARTED",
-                        "the peer daemon has restarted since the transfer began");
-  } else if (peer_epoch_ != 0 && hello.epoch != peer_epoch_) {
-    refusal = MakeError(absl::StatusCode::kFailedPrecondition, "PEER_RESTARTED",
-                        "the dialling daemon has restarted since the transfer began");
+  const absl::Status refusal = CheckAttempt(hello);
+  if (control == nullptr) {  // ended by its dialler, or broken
+    if (refusal.ok()) HearLastWords(*session, hello);
+    return;
   }
   if (!refusal.ok()) return control->Close(refusal);
   if (terminal()) return control->Close(MakeError(absl::StatusCode::kUnavailable, "SETTLING", "the transfer is ending"));

@@ -9,11 +9,11 @@
 #include "server/base/status.h"
 #include "server/transfer/receiver.h"
 #include "server/transfer/sender.h"
+#include "server/transfer/units.h"
 
 namespace spectrumkv {
 namespace {
 
-constexpr int64_t kMsToNs = 1000000;
 constexpr int64_t kRetryAfterMs = 200;
 constexpr size_t kMaxPeers = 1024;
 
@@ -48,19 +48,17 @@ TransferManagerImpl::TransferManagerImpl(TransferOptions options, TransferParts 
 
 TransferManagerImpl::~TransferManagerImpl() { Shutdown(); }
 
-TransferSetup TransferManagerImpl::SetupOf(Role role, const std::string& id, const std::string& token,
-                                           const std::string& peer, const std::string& fingerprint,
-                                           int64_t deadline_ms) {
+template <typename Spec>
+TransferSetup TransferManagerImpl::SetupOf(Role role, const Spec& spec) {
   TransferSetup setup;
   setup.options = &options_;
   setup.parts = &parts_;
   setup.host = this;
   setup.role = role;
-  setup.id = id;
-  setup.token = token;
-  setup.peer = peer;
-  setup.fingerprint = fingerprint;
-  setup.deadline_ms = deadline_ms;
+  setup.id = spec.transfer_id;
+  setup.token = spec.transfer_token;
+  setup.peer = spec.peer;
+  setup.fingerprint = spec.fingerprint;
   return setup;
 }
 
@@ -88,8 +86,7 @@ absl::Status TransferManagerImpl::StartSender(SenderSpec spec) {
     if (absl::Status ok = CheckNew({Role::kSender, spec.transfer_id}, spec.fingerprint); !ok.ok()) return ok;
   }
   const bool dials = !spec.peer.empty();
-  TransferSetup setup = SetupOf(Role::kSender, spec.transfer_id, spec.transfer_token, spec.peer, spec.fingerprint,
-                                spec.deadline_ms);
+  TransferSetup setup = SetupOf(Role::kSender, spec);
   absl::StatusOr<std::shared_ptr<SenderTransfer>> sender = SenderTransfer::Create(std::move(setup), std::move(spec));
   if (!sender.ok()) return sender.status();
   return Insert(*sender, dials);
@@ -97,8 +94,7 @@ absl::Status TransferManagerImpl::StartSender(SenderSpec spec) {
 
 absl::Status TransferManagerImpl::StartReceiver(ReceiverSpec spec) {
   const bool dials = !spec.peer.empty();
-  TransferSetup setup = SetupOf(Role::kReceiver, spec.transfer_id, spec.transfer_token, spec.peer, spec.fingerprint,
-                                spec.deadline_ms);
+  TransferSetup setup = SetupOf(Role::kReceiver, spec);
   return Insert(std::make_shared<ReceiverTransfer>(std::move(setup), std::move(spec)), dials);
 }
 
@@ -345,7 +341,7 @@ std::shared_ptr<ControlListener> TransferManagerImpl::OnControl(std::shared_ptr<
 
 void TransferManagerImpl::OnHello(std::shared_ptr<ControlSession> session, HelloFrame hello) {
   const std::shared_ptr<ControlStream> stream = session->stream();
-  if (stream == nullptr) return;
+  if (stream == nullptr && !session->LastWords().has_value()) return;
   const Role ours = hello.role == Role::kSender ? Role::kReceiver : Role::kSender;
   absl::Status refusal;
   std::shared_ptr<Transfer> transfer;
@@ -388,7 +384,7 @@ void TransferManagerImpl::OnHello(std::shared_ptr<ControlSession> session, Hello
       return;
     }
   }
-  stream->Close(refusal);
+  if (stream != nullptr) stream->Close(refusal);
 }
 
 // Late callers get the outcome.

@@ -73,8 +73,8 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   void OnHello(std::shared_ptr<ControlSession> session, HelloFrame hello);
   void AnswerLate(const Entry& entry, Role role, ControlSession* session) const;
   void Forget();  // REQUIRES mutex_
-  TransferSetup SetupOf(Role role, const std::string& id, const std::string& token, const std::string& peer,
-                        const std::string& fingerprint, int64_t deadline_ms);
+  template <typename Spec>  // SenderSpec or ReceiverSpec
+  TransferSetup SetupOf(Role role, const Spec& spec);
 
   const TransferOptions options_;
   const TransferParts parts_;

@@ -4,12 +4,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/status.h"
+#include "server/transfer/units.h"
 
 namespace spectrumkv {
 namespace {
 
-constexpr int64_t kMsToNs = 1000000;
 constexpr int64_t kRetryAfterMs = 200;
+// How long the last words of a half that ended are kept for the other.
+constexpr int64_t kLastWordsNs = 60'000 * kMsToNs;
 
 }  // namespace
 
@@ -31,11 +33,12 @@ absl::Status Parking::Park(Role role, std::shared_ptr<ControlSession> session, H
     std::lock_guard<std::mutex> lock(mutex_);
     const auto key = std::make_pair(role, hello.transfer_id);
     for (auto it = parked_.lower_bound(key); it != parked_.end() && it->first == key;) {
-      const bool same_dialler = it->second.hello.epoch == hello.epoch && it->second.hello.attempt < hello.attempt;
-      if (same_dialler) superseded.push_back(it->second.session);
-      it = same_dialler ? parked_.erase(it) : std::next(it);
+      const bool same_dialler = it->second.hello.epoch == hello.epoch && it->second.hello.attempt <= hello.attempt;
+      const bool stale = same_dialler || it->second.session->LastWords().has_value();
+      if (stale) superseded.push_back(it->second.session);
+      it = stale ? parked_.erase(it) : std::next(it);
     }
-    if (parked_.size() >= max_parked_) {
+    if (parked_.size() >= max_parked_ && !ForgetOneThatEndedLocked()) {
       return MakeError(absl::StatusCode::kResourceExhausted, "WAITING_FULL",
                        absl::StrCat("already ", max_parked_, " transfers wait for their other half"), {},
                        kRetryAfterMs);
@@ -68,12 +71,23 @@ std::vector<Parking::Parked> Parking::Take(Role role, const std::string& transfe
 
 void Parking::Forget(const ControlSession* session) {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (auto it = parked_.begin(); it != parked_.end(); ++it) {
-    if (it->second.session.get() == session) {
-      parked_.erase(it);
-      return;
-    }
+  const auto it = std::find_if(parked_.begin(), parked_.end(),
+                               [&](const auto& entry) { return entry.second.session.get() == session; });
+  if (it == parked_.end()) return;
+  if (session->LastWords().has_value()) {
+    it->second.deadline_ns = clock_->NowNs() + kLastWordsNs;
+  } else {
+    parked_.erase(it);
   }
+}
+
+// Those who wait matter more than news of those who do not.
+bool Parking::ForgetOneThatEndedLocked() {
+  const auto it = std::find_if(parked_.begin(), parked_.end(),
+                               [](const auto& entry) { return entry.second.session->LastWords().has_value(); });
+  if (it == parked_.end()) return false;
+  parked_.erase(it);
+  return true;
 }
 
 void Parking::CloseAll(const absl::Status& why) {

@@ -28,16 +28,18 @@ class Parking {
   ~Parking();
 
   // `role` is that of the half we wait for. RESOURCE_EXHAUSTED WAITING_FULL with a retry delay when there is no room. An
-  // older attempt of the same dialler is closed.
+  // older attempt of the same dialler is closed, and one that has ended is forgotten.
   absl::Status Park(Role role, std::shared_ptr<ControlSession> session, HelloFrame hello);
   // Takes out all that wait for this half.
   std::vector<Parked> Take(Role role, const std::string& transfer_id);
+  // The stream has ended. What its dialler said of the end of its half is kept for a minute, so that ours learns it.
   void Forget(const ControlSession* session);
   void CloseAll(const absl::Status& why);
   size_t size() const;
 
  private:
   void Tick();
+  bool ForgetOneThatEndedLocked();
   Clock* const clock_;
   const uint32_t max_parked_;
   const int64_t heartbeat_ns_, max_wait_ns_;

@@ -5,15 +5,24 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/status.h"
+#include "server/encode/reconstruction.h"
 
 namespace spectrumkv {
 namespace {
 
 constexpr uint32_t kMaxOutstandingPerStream = 3;
+constexpr uint64_t kKvBytesPerStream = 4 << 20;
 
-EncodeScratch& ThreadScratch() {
-  static thread_local EncodeScratch scratch;
-  return scratch;
+// What coding lost, of some chunks.
+void SampleReconstruction(const TransferParts& parts, const EncodeSource& source, const ChunkCut& cut,
+                          const uint8_t* data, size_t size) {
+  if (!parts.metrics->SampleReconstruction()) return;
+  const ReconstructionError error = MeasureReconstruction(*parts.backend, source, cut, data, size, &ThreadEncodeScratch());
+  for (size_t tier = 0; tier < kTierCount; ++tier) {
+    for (const auto& ratio : {error.k[tier], error.v[tier]}) {
+      if (ratio.has_value()) parts.metrics->ObserveReconstructionError(static_cast<MetricTier>(tier), *ratio);
+    }
+  }
 }
 
 }  // namespace
@@ -92,7 +101,13 @@ absl::Status SenderTransfer::CheckHello(const HelloFrame& hello) {
 void SenderTransfer::OnGreeted() {
   accepted_ = false;
   if (!planner_.has_value()) return;  // OnPlannerReady comes back here
-  Tell(ManifestOf(planner_->shape(), source_->schema(), planner_->cuts().size(), options().streams));
+  Tell(ManifestOf(planner_->shape(), source_->schema(), planner_->cuts().size(), StreamsWanted()));
+}
+
+// A connection more for every few chunks' worth of bytes: opening one costs as much as a small transfer.
+uint32_t SenderTransfer::StreamsWanted() const {
+  const uint64_t by_size = KvBytesOf(planner_->shape()) / kKvBytesPerStream;
+  return static_cast<uint32_t>(std::clamp<uint64_t>(by_size, 1, options().streams));
 }
 
 void SenderTransfer::HandleFrame(ControlFrame& frame) {
@@ -134,7 +149,7 @@ void SenderTransfer::OnAccept(const AcceptFrame& accept) {
   }
   Joined();
   if (dials()) {
-    const uint32_t streams = std::min(accept.streams, options().streams);
+    const uint32_t streams = std::min(accept.streams, StreamsWanted());
     outstanding_.assign(streams, 0);
     OpenDataStreams(streams);
   }
@@ -211,7 +226,7 @@ void SenderTransfer::TakeSlots() {
   if (outstanding_.size() < link_.data.size()) outstanding_.resize(link_.data.size(), 0);
   HandToNetwork();
   const size_t in_work_max = link_.data.size() * (kMaxOutstandingPerStream + 1);
-  while (!wants_slot_ && !ready_.empty() && credits_ > 0 && encoding_ + encoded_.size() < in_work_max) {
+  while (!terminal() && !plan_again_ && !wants_slot_ && !ready_.empty() && credits_ > 0 && encoding_ + encoded_.size() < in_work_max) {
     Slot slot = parts().send_slots->TryAcquire();
     if (!slot) {
       wants_slot_ = true;
@@ -223,60 +238,75 @@ void SenderTransfer::TakeSlots() {
     }
     const uint32_t chunk_index = ready_.front();
     ready_.pop_front();
-    EncodeOn(chunk_index, std::move(slot));
+    StartEncode(chunk_index, std::move(slot));
+    HandToNetwork();  // what was encoded at once
   }
 }
 
 void SenderTransfer::OnSlot(Slot slot) {
   wants_slot_ = false;
   slot_wait_ = 0;
-  if (!terminal() && accepted_ && !ready_.empty() && credits_ > 0) {
+  if (!terminal() && !plan_again_ && accepted_ && !ready_.empty() && credits_ > 0) {
     const uint32_t chunk_index = ready_.front();
     ready_.pop_front();
-    EncodeOn(chunk_index, std::move(slot));
+    StartEncode(chunk_index, std::move(slot));
   } else {
     slot.Release();
   }
   Pump();
 }
 
-void SenderTransfer::EncodeOn(uint32_t chunk_index, Slot slot) {
+void SenderTransfer::StartEncode(uint32_t chunk_index, Slot slot) {
   --credits_;
   ++encoding_;
   chunk_state_[chunk_index] = ChunkState::kEncoding;
-  auto shared = std::make_shared<Slot>(std::move(slot));
-  parts().compute->Post([this, self = shared_from_this(), chunk_index, attempt = attempt_.load(), shared,
-                         fence = fence_] {
-    absl::StatusOr<EncodeResult> result = absl::CancelledError("the transfer has ended");
-    const int64_t begin_ns = NowNs();
-    if (gate_.Enter()) {
-      result = EncodeChunk(*parts().backend, encode_source_, planned_[chunk_index], fence, &ThreadScratch(),
-                           shared->data(), parts().send_slots->slot_bytes());
-      gate_.Leave();
-    }
-    const double seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
-    Post([this, chunk_index, attempt, result = std::move(result), shared, seconds] {
-      OnEncoded(chunk_index, attempt, result, shared, seconds);
+  EncodeJob job{chunk_index, attempt_.load(), fence_, std::make_shared<Slot>(std::move(slot))};
+  const ChunkCut& cut = planned_[chunk_index].cut;
+  if (KvBytes(DimsOf(planner_->shape().layers[cut.layer_index], cut.token_count)) <= options().inline_chunk_bytes) {
+    Encode(&job);
+    return TakeEncoded(job);
+  }
+  parts().compute->Post([this, self = shared_from_this(), job = std::move(job)]() mutable {
+    Encode(&job);
+    Dispatch([this, job = std::move(job)] {
+      TakeEncoded(job);
+      Pump();
     });
   });
 }
 
-void SenderTransfer::OnEncoded(uint32_t chunk_index, uint32_t attempt, absl::StatusOr<EncodeResult> result,
-                               std::shared_ptr<Slot> slot, double seconds) {
+// Any thread.
+void SenderTransfer::Encode(EncodeJob* job) {
+  if (!gate_.Enter()) return;
+  const int64_t begin_ns = NowNs();
+  const PlannedChunk& planned = planned_[job->chunk_index];
+  job->result = EncodeChunk(*parts().backend, encode_source_, planned, job->fence, &ThreadEncodeScratch(),
+                            job->slot->data(), parts().send_slots->slot_bytes());
+  job->seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
+  if (job->result.ok()) {
+    SampleReconstruction(parts(), encode_source_, planned.cut, job->slot->data(), job->result->chunk_bytes);
+  }
+  gate_.Leave();
+}
+
+void SenderTransfer::TakeEncoded(const EncodeJob& job) {
   --encoding_;
   if (terminal()) return;
-  if (!result.ok()) return Fail(result.status());
-  AddStage(Stage::kEncode, seconds);
-  if (attempt != attempt_.load() || !accepted_) {
-    PutBack(chunk_index);
-    return Pump();
+  if (!job.result.ok()) return Fail(job.result.status());
+  AddStage(Stage::kEncode, job.seconds);
+  const bool same_attempt = job.attempt == attempt_.load() && accepted_;
+  const bool fits = job.result->chunk_bytes == planned_[job.chunk_index].chunk_bytes;
+  if (!same_attempt || !fits || plan_again_) {
+    if (same_attempt) ++credits_;
+    PutBack(job.chunk_index);
+    plan_again_ = plan_again_ || !fits;
+    return PlanAgainWhenStill();
   }
-  if (result->nonfinite_values > 0) {
-    UpdateReport([&](TransferReport& r) { r.nonfinite_values += result->nonfinite_values; });
-    parts().metrics->AddNonfiniteValues(result->nonfinite_values);
+  if (job.result->nonfinite_values > 0) {
+    UpdateReport([&](TransferReport& r) { r.nonfinite_values += job.result->nonfinite_values; });
+    parts().metrics->AddNonfiniteValues(job.result->nonfinite_values);
   }
-  encoded_.push_back({chunk_index, result->chunk_bytes, std::move(slot)});
-  Pump();
+  encoded_.push_back({job.chunk_index, job.result->chunk_bytes, job.slot});
 }
 
 void SenderTransfer::HandToNetwork() {
@@ -306,7 +336,7 @@ void SenderTransfer::HandToNetwork() {
         std::move(*chunk.slot), chunk.bytes,
         [this, self = shared_from_this(), attempt = attempt_.load(), stream, begin_ns](bool sent) {
           const double seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
-          Post([this, attempt, stream, sent, seconds] { OnSent(attempt, stream, sent, seconds); });
+          Dispatch([this, attempt, stream, sent, seconds] { OnSent(attempt, stream, sent, seconds); });
         });
     if (handed_ == chunk_state_.size()) Apply(Event::kDataComplete);
   }

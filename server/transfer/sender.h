@@ -56,7 +56,11 @@ class SenderTransfer final : public Transfer {
   void ScanBatch(std::shared_ptr<std::vector<uint32_t>> batch);
   void PlanBatchNow(const std::vector<uint32_t>& batch);
   void OnPlanned(const std::vector<uint32_t>& batch, absl::StatusOr<PlanBatch> plan);
-  bool NeedsScan() const;
+  bool NeedsScan() const { return scans_; }
+  void MakeRoomForScan();
+  // A chunk was found to have escapes that nobody had looked for: what is not sent yet is scanned and planned again, once
+  // no encoder reads the old plan.
+  void PlanAgainWhenStill();
   std::vector<uint32_t> WrittenChunks();
 
   // Sending.
@@ -64,12 +68,23 @@ class SenderTransfer final : public Transfer {
   void TakeSlots();
   void NoteCreditStall();
   void OnSlot(Slot slot);
-  void EncodeOn(uint32_t chunk_index, Slot slot);
-  void OnEncoded(uint32_t chunk_index, uint32_t attempt, absl::StatusOr<EncodeResult> result,
-                 std::shared_ptr<Slot> slot, double seconds);
+  // One chunk on its way into a slot.
+  struct EncodeJob {
+    uint32_t chunk_index;
+    uint32_t attempt;
+    uint64_t fence;
+    std::shared_ptr<Slot> slot;
+    absl::StatusOr<EncodeResult> result = absl::CancelledError("the transfer has ended");
+    double seconds = 0;
+  };
+  // On the compute executor, or at once if the chunk is small.
+  void StartEncode(uint32_t chunk_index, Slot slot);
+  void Encode(EncodeJob* job);
+  void TakeEncoded(const EncodeJob& job);
   void HandToNetwork();
   void OnSent(uint32_t attempt, uint32_t stream, bool sent, double seconds);
   void PutBack(uint32_t chunk_index);
+  uint32_t StreamsWanted() const;
 
   struct Encoded {
     uint32_t chunk_index;
@@ -93,6 +108,10 @@ class SenderTransfer final : public Transfer {
 
   std::optional<Planner> planner_;
   std::vector<LayerScan> scan_;
+  // Looks at all values before it plans: where importance or a strict bound needs it, or escapes have turned up. Else the
+  // encoder, which sees every value anyway, is the first to read the source.
+  bool scans_ = false;
+  bool plan_again_ = false;
   bool planning_ = false;
   std::vector<ChunkState> chunk_state_;
   std::vector<PlannedChunk> planned_;

@@ -13,11 +13,6 @@ namespace {
 
 constexpr size_t kScanWorkersMax = 8;
 
-EncodeScratch& ThreadScratch() {
-  static thread_local EncodeScratch scratch;
-  return scratch;
-}
-
 // Position in the request of the last kept token of each chunk.
 std::vector<uint32_t> LastPositions(const TransferShape& shape, const std::vector<ChunkCut>& cuts) {
   std::vector<uint32_t> positions;
@@ -40,6 +35,8 @@ absl::StatusOr<std::shared_ptr<SenderTransfer>> SenderTransfer::Create(TransferS
   const bool by_key_norm = policy.importance == ImportanceSource::kKeyNorm && MayDrop(policy.allocator);
   // TWO_TIER that drops pays for escapes only if it knows them when it chooses.
   const bool by_escapes = policy.allocator == Allocator::kTwoTier && policy.allow_drop && !transfer->layerwise_;
+  transfer->scans_ = policy.allocator != Allocator::kRaw &&
+                     (policy.importance == ImportanceSource::kKeyNorm || policy.strict_budget || by_escapes);
   if (by_key_norm || by_escapes) {
     if (transfer->layerwise_) {
       return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_POLICY",
@@ -66,7 +63,7 @@ absl::Status SenderTransfer::AdoptPlanner(absl::StatusOr<Planner> planner) {
   chunk_state_.assign(planner_->cuts().size(), ChunkState::kUnwritten);
   planned_.resize(planner_->cuts().size());
   last_position_ = LastPositions(shape, planner_->cuts());
-  encode_source_ = EncodeSource{source_.get(), &shape, &places_};
+  encode_source_ = EncodeSource{source_.get(), &shape, &places_, scans_};
   UpdateReport([&](TransferReport& r) {
     r.kept_tokens = shape.kept_count();
     r.dropped = planner_->dropped();
@@ -81,14 +78,7 @@ absl::Status SenderTransfer::AdoptPlanner(absl::StatusOr<Planner> planner) {
 }
 
 void SenderTransfer::OnPlannerReady() {
-  if (NeedsScan() && scan_.empty()) {
-    scan_.resize(layers_.size());
-    const uint32_t kept = planner_->shape().kept_count();
-    for (size_t i = 0; i < scan_.size(); ++i) {
-      scan_[i].k.resize(kept);
-      if (layers_[i].has_v) scan_[i].v.resize(kept);
-    }
-  }
+  if (NeedsScan()) MakeRoomForScan();
   if (dials()) {
     Dial();
   } else if (link_.control != nullptr) {
@@ -97,7 +87,39 @@ void SenderTransfer::OnPlannerReady() {
   MaybePlan();
 }
 
-bool SenderTransfer::NeedsScan() const { return policy_.allocator != Allocator::kRaw; }
+void SenderTransfer::MakeRoomForScan() {
+  scan_.resize(layers_.size());
+  const uint32_t kept = planner_->shape().kept_count();
+  for (size_t i = 0; i < scan_.size(); ++i) {
+    scan_[i].k.resize(kept);
+    if (layers_[i].has_v) scan_[i].v.resize(kept);
+  }
+}
+
+void SenderTransfer::PlanAgainWhenStill() {
+  if (!plan_again_ || planning_ || encoding_ > 0 || terminal()) return;
+  plan_again_ = false;
+  scans_ = encode_source_.escapes_known = true;
+  MakeRoomForScan();
+  credits_ += static_cast<uint32_t>(encoded_.size());
+  for (Encoded& encoded : encoded_) PutBack(encoded.chunk_index);
+  encoded_.clear();
+  ready_.clear();
+  std::vector<const PlannedChunk*> withdrawn;
+  for (uint32_t i = 0; i < chunk_state_.size(); ++i) {
+    if (chunk_state_[i] != ChunkState::kReady) continue;
+    chunk_state_[i] = ChunkState::kUnwritten;
+    withdrawn.push_back(&planned_[i]);
+  }
+  const TierTotals totals = planner_->Withdraw(withdrawn);
+  UpdateReport([&](TransferReport& r) {
+    for (int tier = 0; tier < kTierCount; ++tier) {
+      r.tiers.k[tier] -= totals.k[tier];
+      r.tiers.v[tier] -= totals.v[tier];
+    }
+  });
+  MaybePlan();
+}
 
 // Scans everything, as if nothing were dropped, to choose the tokens that travel; the batch scan is done again later
 // over those alone.
@@ -115,7 +137,7 @@ void SenderTransfer::StartFullScan() {
       if (layers_[i].has_v) scan[i].v.resize(all.token_count);
     }
     for (const ChunkCut& cut : CutChunks(all)) {
-      ScanChunk(*parts().backend, source, cut, &ThreadScratch(), &scan[cut.layer_index]);
+      ScanChunk(*parts().backend, source, cut, &ThreadEncodeScratch(), &scan[cut.layer_index]);
     }
     auto planner = std::make_shared<absl::StatusOr<Planner>>(
         Planner::Create(policy_, layers_, all.token_count, &scan));
@@ -173,7 +195,7 @@ std::vector<uint32_t> SenderTransfer::WrittenChunks() {
 }
 
 void SenderTransfer::MaybePlan() {
-  if (planning_ || terminal() || !planner_.has_value()) return;
+  if (planning_ || plan_again_ || terminal() || !planner_.has_value()) return;
   std::vector<uint32_t> batch = WrittenChunks();
   if (batch.empty()) return;
   planning_ = true;
@@ -199,7 +221,7 @@ void SenderTransfer::ScanBatch(std::shared_ptr<std::vector<uint32_t>> batch) {
         const size_t i = work->next.fetch_add(1);
         if (i >= batch->size()) break;
         const ChunkCut& cut = planner_->cuts()[(*batch)[i]];
-        ScanChunk(*parts().backend, encode_source_, cut, &ThreadScratch(), &scan_[cut.layer_index]);
+        ScanChunk(*parts().backend, encode_source_, cut, &ThreadEncodeScratch(), &scan_[cut.layer_index]);
       }
       if (work->workers.fetch_sub(1) == 1 && entered) {
         AddStage(Stage::kScan, static_cast<double>(NowNs() - work->begin_ns) * 1e-9);
@@ -243,6 +265,7 @@ void SenderTransfer::OnPlanned(const std::vector<uint32_t>& batch, absl::StatusO
       r.tiers.v[tier] += plan->totals.v[tier];
     }
   });
+  PlanAgainWhenStill();
   Pump();
   MaybePlan();
 }

@@ -26,7 +26,11 @@ std::shared_ptr<ControlStream> ControlSession::stream() const {
 void ControlSession::Attach(std::shared_ptr<Transfer> transfer) {
   std::lock_guard<std::mutex> lock(mutex_);
   transfer_ = std::move(transfer);
-  for (ControlFrame& frame : backlog_) Deliver(transfer_, std::move(frame));
+  for (ControlFrame& frame : backlog_) {
+    transfer_->Post([t = transfer_.get(), self = shared_from_this(), f = std::move(frame)]() mutable {
+      t->OnControlFrame(self, std::move(f));
+    });
+  }
   backlog_.clear();
   if (closed_) {
     transfer_->Post([t = transfer_.get(), self = shared_from_this(), status = close_status_] {
@@ -37,15 +41,28 @@ void ControlSession::Attach(std::shared_ptr<Transfer> transfer) {
   }
 }
 
-void ControlSession::Deliver(const std::shared_ptr<Transfer>& transfer, ControlFrame frame) {
-  transfer->Post([t = transfer.get(), self = shared_from_this(), f = std::move(frame)]() mutable {
-    t->OnControlFrame(self, std::move(f));
-  });
+std::optional<CancelFrame> ControlSession::LastWords() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!closed_) return std::nullopt;
+  for (const ControlFrame& frame : backlog_) {
+    if (const auto* cancel = std::get_if<CancelFrame>(&frame)) return *cancel;
+    const auto* receipt = std::get_if<ReceiptFrame>(&frame);
+    if (receipt != nullptr && receipt->state != TransferState::kCommitted) {
+      return CancelFrame{receipt->state, receipt->code, receipt->reason, receipt->message};
+    }
+  }
+  return std::nullopt;
 }
+
 
 void ControlSession::OnFrame(ControlFrame frame) {
   std::unique_lock<std::mutex> lock(mutex_);
-  if (transfer_ != nullptr) return Deliver(transfer_, std::move(frame));
+  if (const std::shared_ptr<Transfer> transfer = transfer_; transfer != nullptr) {
+    lock.unlock();  // what runs in Dispatch may ask this session for its stream
+    return transfer->Dispatch([t = transfer.get(), self = shared_from_this(), f = std::move(frame)]() mutable {
+      t->OnControlFrame(self, std::move(f));
+    });
+  }
   if (!hello_seen_) {
     HelloFrame* hello = std::get_if<HelloFrame>(&frame);
     const std::shared_ptr<ControlStream> stream = stream_;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "server/stream/transport.h"
@@ -29,12 +30,13 @@ class ControlSession final : public ControlListener, public std::enable_shared_f
   std::shared_ptr<ControlStream> stream() const;
   // From now on frames go to `transfer`, the ones that came since Hello first.
   void Attach(std::shared_ptr<Transfer> transfer);
+  // Of a stream that has ended before Attach: how the dialler said that its half had ended, if it did.
+  std::optional<CancelFrame> LastWords() const;
 
   void OnFrame(ControlFrame frame) override;
   void OnClosed(absl::Status status) override;
 
  private:
-  void Deliver(const std::shared_ptr<Transfer>& transfer, ControlFrame frame);
   mutable std::mutex mutex_;
   HelloHandler on_hello_;
   ClosedHandler on_closed_;

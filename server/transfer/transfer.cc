@@ -6,11 +6,11 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/log.h"
 #include "server/base/status.h"
+#include "server/transfer/units.h"
 
 namespace spectrumkv {
 namespace {
 
-constexpr int64_t kMsToNs = 1000000;
 
 bool IsReason(const std::string& text) {
   return !text.empty() && text.size() <= 64 && std::all_of(text.begin(), text.end(), [](char c) {
@@ -43,6 +43,10 @@ Transfer::Transfer(TransferSetup setup)
 
 void Transfer::Post(std::function<void()> task) {
   strand_.Post([self = shared_from_this(), run = std::move(task)] { run(); });
+}
+
+void Transfer::Dispatch(std::function<void()> task) {
+  strand_.Dispatch([self = shared_from_this(), run = std::move(task)] { run(); });
 }
 
 TransferReport Transfer::Snapshot() const {

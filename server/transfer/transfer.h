@@ -39,7 +39,6 @@ struct TransferSetup {
   TransferHost* host = nullptr;
   Role role = Role::kSender;
   std::string id, token, peer, fingerprint;
-  int64_t deadline_ms = 0;
 };
 
 // A peer's last words as a status; codes and reasons that make no sense are replaced.
@@ -57,6 +56,8 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
 
   // Any thread.
   void Post(std::function<void()> task);
+  // As Post, but perhaps inside this call (Strand::Dispatch).
+  void Dispatch(std::function<void()> task);
   TransferReport Snapshot() const;
   bool settled() const { return settled_.load(std::memory_order_acquire); }
   // A chunk arrived on a data stream of `attempt`.
@@ -143,6 +144,8 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   absl::Status error_;
 
  private:
+  absl::Status CheckAttempt(const HelloFrame& hello) const;
+  void HearLastWords(const ControlSession& session, const HelloFrame& hello);
   void DropLink(bool good_order);
   void ScheduleRedial();
   void Tick();

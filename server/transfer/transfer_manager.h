@@ -58,6 +58,9 @@ struct TransferOptions {
   int64_t max_deadline_ms = 600000;  // of a layer-wise source that has not advanced yet
   uint32_t streams = 2;
   uint32_t credits_per_transfer = 16;
+  // Chunks up to this size (KV bytes to encode, wire bytes to decode) are coded where they are met: handing them to the
+  // compute executor would take longer than the work.
+  uint64_t inline_chunk_bytes = 128 << 10;
   uint32_t max_active = 1024;
   uint32_t max_waiting_peers = 1024;
   int64_t terminal_memory_ms = 300000;

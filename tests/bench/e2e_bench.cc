@@ -1,263 +1,225 @@
 #include "tests/bench/e2e_bench.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstring>
-#include <numeric>
-#include <random>
+#include <memory>
 #include <string>
-#include <thread>
+#include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "grpcpp/grpcpp.h"
-#include "tests/bench/e2e_cluster.h"
+#include "tests/bench/baselines.h"
+#include "tests/bench/cluster.h"
+#include "tests/bench/peer_system.h"
+#include "tests/bench/transfers.h"
 
 namespace spectrumkv {
+namespace bench {
 namespace {
 
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+constexpr char kUsage[] =
+    "usage: spectrumkv_bench e2e [options]\n"
+    "  --tokens N         of the transfer (8192)\n"
+    "  --layers N --heads N --head-dim N --block-tokens N   (8, 8, 128, 16: pages of 32 KiB)\n"
+    "  --repeat N         rounds, each with new processes and one counted transfer of each contestant (5)\n"
+    "  --warm-up N        transfers of each before the counted one (2)\n"
+    "  --variants LIST    RAW,P8,P4,Q8,Q4,Q3,Q2 or b=BUDGET (RAW,P8,Q8,Q4,b=0.3)\n"
+    "  --peers LIST       nixl,mooncake; none by default\n"
+    "  --peer-python PATH --peer-dir DIR    interpreter with their packages, folder of their scripts\n"
+    "  --link NAME        how the rows call the network (loopback)\n"
+    "  --json             one JSON object per line\n";
 
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
+struct Options {
+  ClusterOptions cluster;
+  Shape shape;
+  uint32_t tokens = 8192, repeat = 5, warm_up = 2;
+  std::vector<std::string> variants, peers;
+  std::string peer_python = "python3", peer_dir = "tests/bench/peers", link = "loopback";
+  bool json = false, help = false;
 
-double MemcpySeconds(const uint8_t* from, uint8_t* to, uint64_t bytes) {
-  const double begin = Now();
-  memcpy(to, from, bytes);
-  return Now() - begin;
-}
-
-// One connection, 1 MiB writes and reads; -1 where sockets fail.
-double SocketSeconds(const uint8_t* from, uint64_t bytes) {
-  const int listener = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  if (bind(listener, reinterpret_cast<sockaddr*>(&address), length) != 0 || listen(listener, 1) != 0 ||
-      getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
-    return -1;
+  bool Parse(int argc, char** argv) {
+    Flags flags(std::string(kUsage) + kClusterUsage);
+    cluster.AddFlags(&flags);
+    flags.Add("--tokens", &tokens, 1, 1 << 20);
+    flags.Add("--layers", &shape.layers, 1, 256);
+    flags.Add("--heads", &shape.heads, 1, 128);
+    flags.Add("--head-dim", &shape.head_dim, 8, 1024);
+    flags.Add("--block-tokens", &shape.block_tokens, 1, 1 << 16);
+    flags.Add("--repeat", &repeat, 1, 1000);
+    flags.Add("--variants", &variants);
+    flags.Add("--peers", &peers);
+    flags.Add("--peer-python", &peer_python);
+    flags.Add("--peer-dir", &peer_dir);
+    flags.Add("--warm-up", &warm_up, 1, 100);
+    flags.Add("--link", &link);
+    flags.Add("--json", &json);
+    flags.Add("--help", &help);
+    if (!flags.Parse(argc, argv) || !cluster.Finish()) return false;
+    if (variants.empty()) variants = {"RAW", "P8", "Q8", "Q4", "b=0.3"};
+    return true;
   }
-  std::thread writer([&] {
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
-      for (uint64_t at = 0; at < bytes;) {
-        const ssize_t n = send(fd, from + at, std::min<uint64_t>(1 << 20, bytes - at), MSG_NOSIGNAL);
-        if (n <= 0) break;
-        at += static_cast<uint64_t>(n);
+};
+
+// One line of the result: who moved the bytes, and the figures of its counted rounds.
+struct Contestant {
+  std::string name;
+  std::vector<double> seconds, cpu_per_gb, first_layer_share;
+  double wire_share = 1, relative_error = 0;
+  void Count(const Cost& cost, double gb) {
+    seconds.push_back(cost.seconds);
+    cpu_per_gb.push_back(cost.cpu_s / gb);
+  }
+};
+
+class Bench {
+ public:
+  explicit Bench(Options options) : options_(std::move(options)) {}
+
+  absl::Status Prepare() {
+    const Shape& shape = options_.shape;
+    pages_ = shape.blocks_of(options_.tokens) * shape.layers * 2;
+    gb_ = static_cast<double>(pages_ * shape.block_bytes()) * 1e-9;
+    for (const std::string& name : options_.variants) {
+      absl::StatusOr<Variant> variant = VariantOf(name);
+      if (!variant.ok()) return variant.status();
+      variants_.push_back(*std::move(variant));
+      ours_.push_back({name});
+    }
+    for (const std::string& name : options_.peers) theirs_.push_back({name});
+    return absl::OkStatus();
+  }
+
+  // All take turns, so that a machine that changes its speed changes it for all. And all processes are new in each round
+  // and warmed up: a pair may be half as fast again as the next, for as long as it lives, with whatever system.
+  // What arrived is checked in the first round.
+  absl::Status Run() {
+    for (uint32_t round = 0; round < options_.repeat; ++round) {
+      absl::StatusOr<Cluster> cluster = Cluster::Start(options_.cluster);
+      if (!cluster.ok()) return cluster.status();
+      absl::StatusOr<Scene> scene = Scene::Create(*cluster, options_.shape, options_.tokens);
+      if (!scene.ok()) return scene.status();
+      absl::Status ran = RunBaselines(*scene);
+      for (size_t i = 0; i < theirs_.size() && ran.ok(); ++i) ran = RunPeer(&theirs_[i], round == 0);
+      if (ran.ok()) ran = RunOurs(*cluster, scene->request, round == 0);
+      if (!ran.ok()) return ran;
+    }
+    return absl::OkStatus();
+  }
+
+  void Print() const {
+    if (!options_.json) {
+      std::printf("%u tokens, %.3f GB of raw KV in %llu pages of %llu bytes, %s, %s, medians of %u\n", options_.tokens, gb_,
+                  static_cast<unsigned long long>(pages_), static_cast<unsigned long long>(options_.shape.block_bytes()),
+                  options_.link.c_str(), options_.cluster.security(), options_.repeat);
+    }
+    PrintRow(copy_, "baseline");
+    PrintRow(socket_, "baseline");
+    for (const Contestant& c : theirs_) PrintRow(c, "peer");
+    for (const Contestant& c : ours_) PrintRow(c, "spectrumkv");
+  }
+
+ private:
+  absl::Status RunBaselines(const Scene& scene) {
+    const uint64_t bytes = pages_ * options_.shape.block_bytes();
+    for (uint32_t move = 0; move <= options_.warm_up; ++move) {
+      const Cost copy = MemcpyCost(scene.source->data(), scene.target->data(), bytes);
+      absl::StatusOr<Cost> sent =
+          SocketCost(options_.cluster.prefill, options_.cluster.decode, scene.source->data(), bytes);
+      if (!sent.ok()) return sent.status();
+      if (move == options_.warm_up) copy_.Count(copy, gb_), socket_.Count(*sent, gb_);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status RunPeer(Contestant* contestant, bool check) {
+    absl::StatusOr<std::unique_ptr<PeerSystem>> peer =
+        PeerSystem::Start({contestant->name, options_.peer_python, options_.peer_dir, options_.cluster.prefill,
+                           options_.cluster.decode, pages_, options_.shape.block_bytes()});
+    if (!peer.ok()) return peer.status();
+    for (uint32_t move = 0; move <= options_.warm_up; ++move) {
+      absl::StatusOr<Cost> cost = (*peer)->Move();
+      if (!cost.ok()) return cost.status();
+      if (move == options_.warm_up) contestant->Count(*cost, gb_);
+    }
+    if (!check) return absl::OkStatus();
+    absl::StatusOr<bool> verified = (*peer)->Verified();
+    if (!verified.ok()) return verified.status();
+    if (!*verified) return absl::DataLossError(contestant->name + " left pages that are not the source's");
+    return absl::OkStatus();
+  }
+
+  absl::Status RunOurs(const Cluster& cluster, const Request& request, bool check) {
+    for (uint32_t move = 0; move <= options_.warm_up; ++move) {
+      for (size_t i = 0; i < variants_.size(); ++i) {
+        if (check && move == 0) ClearTarget(request);
+        const double cpu = cluster.CpuSeconds();
+        absl::StatusOr<MoveTimes> times = Move(cluster, request, variants_[i]);
+        if (!times.ok()) {
+          return absl::Status(times.status().code(), variants_[i].name + ": " + std::string(times.status().message()));
+        }
+        const double used = cluster.CpuSeconds() - cpu;
+        Contestant& c = ours_[i];
+        if (move == options_.warm_up) {
+          c.Count({times->committed_s, used}, gb_);
+          c.first_layer_share.push_back(times->first_layer_s / times->committed_s);
+        }
+        if (!check || move > 0) continue;
+        c.wire_share = static_cast<double>(times->report.wire_bytes()) / static_cast<double>(times->report.kv_bytes());
+        c.relative_error = RelativeError(request);
+        const double allowed = c.name == "RAW" ? 0 : 0.6;
+        if (!(c.relative_error <= allowed)) {
+          return absl::DataLossError(c.name + " arrived with relative error " + std::to_string(c.relative_error));
+        }
       }
     }
-    close(fd);
-  });
-  const int fd = accept(listener, nullptr, nullptr);
-  std::vector<uint8_t> buffer(1 << 20);
-  const double begin = Now();
-  uint64_t got = 0;
-  for (ssize_t n; (n = recv(fd, buffer.data(), buffer.size(), 0)) > 0;) got += static_cast<uint64_t>(n);
-  const double seconds = Now() - begin;
-  writer.join();
-  close(fd);
-  close(listener);
-  return got == bytes ? seconds : -1;
-}
+    return absl::OkStatus();
+  }
 
-struct Variant {
-  const char* name;
-  v1::Allocator allocator;
-  v1::Tier tier;  // for UNIFORM
-  double budget;
+  void PrintRow(const Contestant& c, const char* kind) const {
+    const Summary seconds = Summarize(c.seconds), cpu = Summarize(c.cpu_per_gb);
+    const double to_socket = Summarize(socket_.seconds).median / seconds.median;
+    if (!options_.json) {
+      std::printf("%-10s %9.1f ms [%.1f..%.1f] %7.2f GB/s %7.3f of raw bytes %6.2fx socket %7.3f CPU-s/GB\n", c.name.c_str(),
+                  seconds.median * 1e3, seconds.min * 1e3, seconds.max * 1e3, gb_ / seconds.median, c.wire_share, to_socket,
+                  cpu.median);
+      return;
+    }
+    JsonRow row;
+    row.Add("bench", "e2e").Add("kind", kind).Add("name", c.name).Add("link", options_.link);
+    row.Add("security", options_.cluster.security()).Add("page_bytes", options_.shape.block_bytes());
+    row.Add("tokens", options_.tokens).Add("layers", options_.shape.layers).Add("kv_gb", gb_).Add("repeat", options_.repeat);
+    row.Add("seconds", seconds).Add("gb_per_second", gb_ / seconds.median).Add("ratio_to_socket", to_socket);
+    row.Add("cpu_s_per_gb", cpu).Add("wire_share", c.wire_share);
+    if (!c.first_layer_share.empty()) {
+      row.Add("relative_error", c.relative_error).Add("first_layer_share", Summarize(c.first_layer_share));
+    }
+    row.Print();
+  }
+
+  const Options options_;
+  uint64_t pages_ = 0;
+  double gb_ = 0;
+  std::vector<Variant> variants_;
+  Contestant copy_{"memcpy"}, socket_{"socket"};
+  std::vector<Contestant> ours_, theirs_;
 };
-
-// CPU seconds (user and system) a process has used.
-double CpuSeconds(pid_t pid) {
-  char path[64];
-  snprintf(path, sizeof(path), "/proc/%d/stat", pid);
-  FILE* file = fopen(path, "r");
-  if (file == nullptr) return 0;
-  unsigned long user = 0, system = 0;
-  const int fields = fscanf(file, "%*d %*s %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system);
-  fclose(file);
-  return fields == 2 ? static_cast<double>(user + system) / static_cast<double>(sysconf(_SC_CLK_TCK)) : 0;
-}
-
-struct Bench {
-  std::unique_ptr<BenchDaemon> prefill, decode;
-  std::unique_ptr<BenchPool> source, target;
-  std::vector<uint64_t> source_blocks, target_blocks;
-  uint32_t tokens = 0;
-  int next_id = 0;
-
-  static void AddBlocks(const std::vector<uint64_t>& blocks, v1::GroupBlocks* out) {
-    for (uint64_t block : blocks) {
-      v1::BlockRun* run = out->add_runs();
-      run->set_first(block);
-      run->set_count(1);
-    }
-  }
-
-  // Seconds from Send to the receiver's COMMITTED.
-  absl::StatusOr<v1::TransferReport> Move(const Variant& variant, double* seconds) {
-    const std::string id = absl::StrCat("bench-", next_id++);
-    v1::ExpectRequest expect;
-    expect.set_transfer_id(id);
-    *expect.mutable_pool() = target->ref();
-    expect.set_token_count(tokens);
-    AddBlocks(target_blocks, expect.add_blocks());
-    v1::ExpectResponse expected;
-    grpc::ClientContext expect_context;
-    grpc::Status status = decode->worker()->Expect(&expect_context, expect, &expected);
-    if (!status.ok()) return absl::UnknownError(status.error_message());
-    v1::SendRequest send;
-    send.set_transfer_id(id);
-    send.set_peer(prefill == nullptr ? "" : decode->peer_address());
-    *send.mutable_pool() = source->ref();
-    send.set_token_count(tokens);
-    AddBlocks(source_blocks, send.add_blocks());
-    send.mutable_policy()->set_allocator(variant.allocator);
-    send.mutable_policy()->set_uniform_tier(variant.tier);
-    send.mutable_policy()->set_budget(variant.budget);
-    if (variant.allocator == v1::ALLOCATOR_UNIFORM) {
-      send.mutable_policy()->add_tiers(v1::TIER_RAW);
-      send.mutable_policy()->add_tiers(variant.tier);
-      send.mutable_policy()->mutable_importance()->set_sinks(0);
-    }
-    v1::WatchTransferRequest watch;
-    watch.mutable_transfer()->set_transfer_id(id);
-    grpc::ClientContext watch_context;
-    auto events = decode->worker()->WatchTransfer(&watch_context, watch);
-    const double begin = Now();
-    v1::SendResponse sent;
-    grpc::ClientContext send_context;
-    status = prefill->worker()->Send(&send_context, send, &sent);
-    if (!status.ok()) return absl::UnknownError(status.error_message());
-    v1::WatchTransferResponse event;
-    while (events->Read(&event)) {
-      if (!event.has_terminal()) continue;
-      *seconds = Now() - begin;
-      if (event.terminal().state() != v1::TRANSFER_STATE_COMMITTED) return absl::UnknownError(event.terminal().message());
-      return event.terminal();
-    }
-    return absl::UnknownError("the watch ended without a terminal event");
-  }
-};
-
-absl::Status Prepare(const std::string& daemon_path, uint32_t tokens, Bench* bench) {
-  absl::StatusOr<std::unique_ptr<BenchDaemon>> prefill = BenchDaemon::Start(daemon_path, "prefill");
-  if (!prefill.ok()) return prefill.status();
-  bench->prefill = *std::move(prefill);
-  absl::StatusOr<std::unique_ptr<BenchDaemon>> decode = BenchDaemon::Start(daemon_path, "decode");
-  if (!decode.ok()) return decode.status();
-  bench->decode = *std::move(decode);
-  bench->tokens = tokens;
-  BenchPool::Shape shape;
-  const uint64_t needed = (tokens + shape.block_tokens - 1) / shape.block_tokens;
-  shape.num_blocks = needed + needed / 4;
-  absl::StatusOr<std::unique_ptr<BenchPool>> source = BenchPool::Create(bench->prefill.get(), shape, 1);
-  if (!source.ok()) return source.status();
-  bench->source = *std::move(source);
-  absl::StatusOr<std::unique_ptr<BenchPool>> target = BenchPool::Create(bench->decode.get(), shape, 2);
-  if (!target.ok()) return target.status();
-  bench->target = *std::move(target);
-  std::vector<uint64_t> blocks(shape.num_blocks);
-  std::iota(blocks.begin(), blocks.end(), 0);
-  std::mt19937 rng(7);
-  std::shuffle(blocks.begin(), blocks.end(), rng);
-  bench->source_blocks.assign(blocks.begin(), blocks.begin() + static_cast<int64_t>(needed));
-  std::shuffle(blocks.begin(), blocks.end(), rng);
-  bench->target_blocks.assign(blocks.begin(), blocks.begin() + static_cast<int64_t>(needed));
-  return absl::OkStatus();
-}
-
-void PrintRow(bool json, const std::string& name, double seconds, double kv_gb, double wire_share, double socket,
-              double cpu) {
-  if (json) {
-    printf("{\"bench\":\"e2e\",\"variant\":\"%s\",\"seconds\":%.6f,\"kv_gb_per_second\":%.3f,\"wire_share\":%.4f,"
-           "\"ratio_to_socket\":%.3f,\"cpu_seconds_per_gb\":%.3f}\n",
-           name.c_str(), seconds, kv_gb / seconds, wire_share, socket / seconds, cpu);
-  } else {
-    printf("%-14s %9.1f ms %8.2f GB/s %7.3f of raw bytes %7.2fx socket %7.3f CPU-s/GB\n", name.c_str(), seconds * 1e3,
-           kv_gb / seconds, wire_share, socket / seconds, cpu);
-  }
-}
 
 }  // namespace
+}  // namespace bench
 
 int RunE2eBench(int argc, char** argv) {
-  std::string daemon_path = "spectrumkvd";
-  uint32_t tokens = 8192;
-  int repeat = 5;
-  bool json = false;
-  for (int i = 0; i < argc; ++i) {
-    const std::string arg = argv[i];
-    if (arg == "--json") json = true;
-    else if (arg == "--daemon" && i + 1 < argc) daemon_path = argv[++i];
-    else if (arg == "--tokens" && i + 1 < argc) tokens = static_cast<uint32_t>(std::max(1, atoi(argv[++i])));
-    else if (arg == "--repeat" && i + 1 < argc) repeat = std::max(1, atoi(argv[++i]));
-    else {
-      fprintf(stderr, "usage: spectrumkv_bench e2e [--daemon PATH] [--tokens N] [--repeat N] [--json]\n");
-      return 2;
-    }
+  bench::Options options;
+  if (!options.Parse(argc, argv)) return 2;
+  if (options.help) {
+    std::printf("%s%s", bench::kUsage, bench::kClusterUsage);
+    return 0;
   }
-  Bench bench;
-  if (absl::Status ready = Prepare(daemon_path, tokens, &bench); !ready.ok()) {
-    fprintf(stderr, "e2e: %s\n", ready.ToString().c_str());
+  bench::Bench bench(options);
+  absl::Status status = bench.Prepare();
+  if (status.ok()) status = bench.Run();
+  if (!status.ok()) {
+    std::fprintf(stderr, "e2e: %s\n", status.ToString().c_str());
     return 1;
   }
-  const Variant variants[] = {{"RAW", v1::ALLOCATOR_RAW, v1::TIER_UNSPECIFIED, 1.1},
-                              {"P8", v1::ALLOCATOR_UNIFORM, v1::TIER_P8, 0.6},
-                              {"Q8", v1::ALLOCATOR_UNIFORM, v1::TIER_Q8, 0.6},
-                              {"Q4", v1::ALLOCATOR_UNIFORM, v1::TIER_Q4, 0.4},
-                              {"GREEDY b=0.3", v1::ALLOCATOR_GREEDY, v1::TIER_UNSPECIFIED, 0.3}};
-  constexpr size_t kVariants = sizeof(variants) / sizeof(variants[0]);
-  std::vector<double> seconds[kVariants], cpu[kVariants], sockets, copies;
-  double share[kVariants] = {};
-  uint64_t kv_bytes = 0;
-  // The first round warms connections and memory and is not counted. Variants alternate, so that drift hits all alike.
-  for (int round = 0; round <= repeat; ++round) {
-    for (size_t v = 0; v < kVariants; ++v) {
-      double took = 0;
-      const double cpu_before = CpuSeconds(bench.prefill->pid()) + CpuSeconds(bench.decode->pid());
-      absl::StatusOr<v1::TransferReport> report = bench.Move(variants[v], &took);
-      if (!report.ok()) {
-        fprintf(stderr, "e2e %s: %s\n", variants[v].name, report.status().ToString().c_str());
-        return 1;
-      }
-      const double cpu_after = CpuSeconds(bench.prefill->pid()) + CpuSeconds(bench.decode->pid());
-      kv_bytes = report->kv_bytes();
-      share[v] = static_cast<double>(report->wire_bytes()) / static_cast<double>(kv_bytes);
-      if (round == 0) continue;
-      seconds[v].push_back(took);
-      cpu[v].push_back((cpu_after - cpu_before) / (static_cast<double>(kv_bytes) * 1e-9));
-    }
-    const uint64_t bytes = std::min(kv_bytes, bench.source->bytes());
-    const double socket_seconds = SocketSeconds(bench.source->data(), bytes);
-    const double copy_seconds = MemcpySeconds(bench.source->data(), bench.target->data(), bytes);
-    if (round == 0) continue;
-    sockets.push_back(socket_seconds);
-    copies.push_back(copy_seconds);
-  }
-  const double gb = static_cast<double>(kv_bytes) * 1e-9;
-  const double socket = Median(sockets);
-  if (!json) printf("%u tokens, %.3f GB of raw KV, 32 KiB pages, loopback, medians of %d\n", tokens, gb, repeat);
-  PrintRow(json, "memcpy", Median(copies), gb, 1, socket, 0);
-  PrintRow(json, "TCP socket", socket, gb, 1, socket, 0);
-  for (size_t v = 0; v < kVariants; ++v) {
-    PrintRow(json, variants[v].name, Median(seconds[v]), gb, share[v], socket, Median(cpu[v]));
-  }
-  if (!json) {
-    printf("goal RAW/socket measured %.2f wanted 0.60\n", socket / Median(seconds[0]));
-    printf("goal P8/RAW measured %.2f wanted > 1\n", Median(seconds[0]) / Median(seconds[1]));
-  }
+  bench.Print();
   return 0;
 }
 

@@ -1,10 +1,10 @@
-// `spectrumkv_bench e2e`: KV moved between two daemon processes over loopback, paged in and paged out, beside memcpy and
-// a plain TCP socket of the same run.
+// `spectrumkv_bench e2e`: the same KV, paged in and paged out, moved by two daemon processes at several precisions, by
+// other transfer systems, by a plain socket and by memcpy, in turns within one run.
 #pragma once
 
 namespace spectrumkv {
 
-// argv: after the subcommand's name: [--daemon PATH] [--tokens N] [--repeat N] [--json]. Returns the exit code.
+// argv: after the subcommand's name; --help lists the options. Returns the exit code.
 int RunE2eBench(int argc, char** argv);
 
 }  // namespace spectrumkv

@@ -11,6 +11,8 @@
 #endif
 #if defined(SPECTRUMKV_BENCH_E2E)
 #include "tests/bench/e2e_bench.h"
+#include "tests/bench/latency_bench.h"
+#include "tests/bench/scale_bench.h"
 #endif
 
 namespace {
@@ -30,7 +32,9 @@ constexpr Subcommand kSubcommands[] = {
     {"stream", "chunks over loopback beside a plain TCP socket", spectrumkv::RunStreamBench},
 #endif
 #if defined(SPECTRUMKV_BENCH_E2E)
-    {"e2e", "two daemons over loopback", spectrumkv::RunE2eBench},
+    {"e2e", "two daemons, other transfer systems, a socket and memcpy move the same pages", spectrumkv::RunE2eBench},
+    {"latency", "small transfers, the first layer, idle CPU", spectrumkv::RunLatencyBench},
+    {"scale", "cost as tokens, layers, heads, blocks, streams and transfers grow; memory; fairness", spectrumkv::RunScaleBench},
 #endif
 };
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "server/plan/plan.h"
+#include "tests/bench/bench_util.h"
 
 namespace spectrumkv {
 namespace {
@@ -90,11 +91,17 @@ double PlanMs(const Case& c) {
 }  // namespace
 
 int RunPlanBench(int argc, char** argv) {
+  bool json = false;
+  bench::Flags flags("usage: spectrumkv_bench plan [--json]\n");
+  flags.Add("--json", &json);
+  if (!flags.Parse(argc, argv)) return 2;
   const uint64_t kv_bytes = uint64_t{kTokens} * kLayers * 8 * 128 * 2 * 2;
   const double copy_ms = MemcpyMs(kv_bytes);
-  std::printf("GREEDY, budget 0.3, %u tokens x %u layers x 8 heads x 128 float16 = %.1f GB raw; memcpy of it %.0f ms\n",
-              kTokens, kLayers, static_cast<double>(kv_bytes) / 1e9, copy_ms);
-  std::printf("%-44s %10s %18s\n", "importance", "plan ms", "plan / memcpy");
+  if (!json) {
+    std::printf("GREEDY, budget 0.3, %u tokens x %u layers x 8 heads x 128 float16 = %.1f GB raw; memcpy of it %.0f ms\n",
+                kTokens, kLayers, static_cast<double>(kv_bytes) / 1e9, copy_ms);
+    std::printf("%-44s %10s %18s\n", "importance", "plan ms", "plan / memcpy");
+  }
   const Case cases[] = {
       {"POSITION", ImportanceSource::kPosition, false, 0},
       {"SCORES", ImportanceSource::kScores, false, 0},
@@ -109,7 +116,13 @@ int RunPlanBench(int argc, char** argv) {
       std::fprintf(stderr, "%s: planning failed\n", c.name);
       return 1;
     }
-    std::printf("%-44s %10.1f %17.2f%%\n", c.name, ms, 100 * ms / copy_ms);
+    if (json) {
+      bench::JsonRow row;
+      row.Add("bench", "plan").Add("name", c.name).Add("tokens", kTokens).Add("layers", kLayers);
+      row.Add("kv_gb", static_cast<double>(kv_bytes) / 1e9).Add("memcpy_s", copy_ms / 1e3).Add("plan_s", ms / 1e3).Print();
+    } else {
+      std::printf("%-44s %10.1f %17.2f%%\n", c.name, ms, 100 * ms / copy_ms);
+    }
   }
   return 0;
 }

@@ -186,15 +186,20 @@ TEST(Servers, StaleSocketIsReplacedAndOtherFilesAreNot) {
 TEST(Servers, HealthFollowsDraining) {
   const auto daemon = DaemonProcess::Start();
   ASSERT_NE(daemon, nullptr);
-  for (const char* name : {"", "liveness", "readiness"})
-    EXPECT_TRUE(IsServing(daemon->address("health"), name)) << name;
-  EXPECT_FALSE(IsServing(daemon->address("health"), "nonsense"));
+  const std::vector<std::string> targets = {daemon->address("health"), daemon->worker_target()};
+  for (const std::string& target : targets) {
+    for (const char* name : {"", "liveness", "readiness"}) EXPECT_TRUE(IsServing(target, name)) << target << " " << name;
+    EXPECT_FALSE(IsServing(target, "nonsense"));
+  }
   const auto admin = v1::AdminService::NewStub(PlainChannel(daemon->admin_target()));
   grpc::ClientContext context;
   v1::DrainResponse drained;
   EXPECT_RPC_OK(admin->Drain(&context, {}, &drained));
-  EXPECT_FALSE(IsServing(daemon->address("health"), "readiness"));
-  EXPECT_TRUE(IsServing(daemon->address("health"), "liveness"));
+  for (const std::string& target : targets) {
+    EXPECT_FALSE(IsServing(target, "")) << target;
+    EXPECT_FALSE(IsServing(target, "readiness")) << target;
+    EXPECT_TRUE(IsServing(target, "liveness")) << target;
+  }
 }
 
 // Holds a transfer, so that draining has something to wait for.

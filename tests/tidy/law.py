@@ -36,7 +36,7 @@ LAW = {
     "server/scan": Rule(("server/base", "server/pool", "server/plan", *KERNELS), ("absl",)),
     "server/encode": Rule(("server/base", "server/memory", "server/pool", "server/plan", *KERNELS), ("absl",)),
     # Moves opaque chunks: knows no tier, so neither the planner nor the codecs.
-    "server/stream": Rule(("server/base", "server/memory", "server/metrics"), ("absl", "grpc", "proto")),
+    "server/stream": Rule(("server/base", "server/memory", "server/metrics"), ("absl", "grpc", "openssl", "proto")),
     "server/decode": Rule(("server/base", "server/memory", "server/pool", "server/plan", *KERNELS), ("absl",)),
     "server/transfer": Rule(("server/base", "server/metrics", "server/memory", "server/pool", "server/scan",
                              "server/plan", "server/encode", "server/stream", "server/decode", *KERNELS), ("absl",)),
@@ -57,6 +57,7 @@ LAW = {
 THIRD_PARTIES = {
     "absl": (("absl/",), ("absl::",)),
     "grpc": (("grpc/", "grpcpp/", "grpc++/", "grpcpp."), ("gRPC::",)),
+    "openssl": (("openssl/",), ("OpenSSL::",)),
     "proto": (("google/protobuf/", "google/rpc/", "spectrumkv/v1/"), ("spectrumkv_proto", "protobuf::")),
     "yaml": (("yaml-cpp/",), ("yaml-cpp",)),
     "prometheus": (("prometheus/",), ("prometheus-cpp::",)),

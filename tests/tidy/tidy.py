@@ -8,7 +8,7 @@ import sys
 
 from tree import Tree
 
-CHECKS = ("include_law", "link_law", "sizes", "documented", "words", "shell", "proto", "format")
+CHECKS = ("include_law", "link_law", "sizes", "documented", "words", "skips", "shell", "proto", "format")
 MAX_SHOWN = 60
 
 

@@ -12,6 +12,7 @@ import check_link_law
 import check_proto
 import check_shell
 import check_sizes
+import check_skips
 import check_words
 from cpp_functions import functions
 from tree import Tree
@@ -154,6 +155,17 @@ const int kTable[] = {
         for text in ("a peer session", "#include <x>", "colour #123456", "page#12", "the issue with NaN", "&#39;"):
             with self.subTest(text):
                 self.assertEqual(self.problems(check_words, {"docs/a.md": text}), [])
+
+    def test_skips(self):
+        by_words = 'set_tests_properties(a PROPERTIES SKIP_REGULAR_EXPRESSION "SKIPPED:")\n'
+        for name in ("tests/a/CMakeLists.txt", "cmake/A.cmake"):
+            self.assert_one(check_skips, {name: "# x\n" + by_words}, f"{name}:2:", "SKIP_RETURN_CODE")
+        good = "set_tests_properties(a PROPERTIES SKIP_RETURN_CODE 77)\n"
+        self.assertEqual(self.problems(check_skips, {"tests/a/CMakeLists.txt": good, "docs/a.md": by_words}), [])
+        for status, problems in (("0", 1), ("1", 1), ("77", 0)):
+            script = f'if true; then\n  echo "SKIPPED: no x"\n  exit {status}\nfi\n'
+            found = self.problems(check_skips, {"tests/a/run.sh": script})
+            self.assertEqual(len(found), problems, found)
 
     def test_shell(self):
         self.assert_one(check_shell, {"scripts/a": "#!/bin/bash\necho hi\n"}, "set -eu")

@@ -68,6 +68,7 @@ class RealDaemon:
         told = json.loads(ready.read_text())
         self.worker, self.admin_socket = told["worker_socket"], told["admin_socket"]
         self.peer, self.metrics_address, self.epoch = told["peer"], told["metrics"], int(told["epoch"])
+        self.worker_tcp, self.health = told["worker_tcp"], told["health"]
         # The same ports after a restart, as an operator's configuration has them.
         self.keys["peer.listen_address"] = self.peer
 

@@ -1,5 +1,6 @@
 """Bad input from workers: a canonical code, a stable reason, the offending field, a counted error, and no harm."""
 
+import math
 import os
 import uuid
 
@@ -7,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 from bad_schemas import BAD_SCHEMAS, good_schema
-from moves import fill, make_side, move, poison, random_words, serves_the_next, small_group, unique
+from moves import check, fill, make_side, move, poison, random_words, serves_the_next, small_group, unique
 from real_daemon import refused
 
 import spectrumkv as skv
@@ -124,19 +125,66 @@ def test_shared_memory_name(name, code, reason, source, counted, next_is_served)
         register(source, schema)
 
 
-def test_segment_that_shrinks_fails_its_pool_alone(sides, source, target, prefill, decode, transfer_id, next_is_served):
+# What its owner does to the file of an idle pool of three pages, one truncate after the other.
+CUTS = {"everything": [0], "the last page": [8192], "cut and grown again": [0, 12288]}
+
+
+@pytest.mark.parametrize("use", ["send", "publish", "plan", "expect", "fetch", "put", "get"])
+@pytest.mark.parametrize("cut", CUTS)
+def test_segment_that_was_cut_while_idle(cut, use, source, decode, transfer_id, counted, next_is_served):
+    """Refused at the next use, before anything is promised or read as zeros."""
+    group = small_group()
+    with source.shared_memory_pool([group], model="m") as pool:
+        assert pool.segment.size_bytes == 12288
+        common = dict(pool=pool, token_count=TOKENS, blocks=[0, 1, 2])
+        kv = np.zeros((2, 2, 1, 4, 2, 16), np.float16)
+        for length in CUTS[cut]:
+            os.truncate("/dev/shm" + pool.segment.name, length)
+        with refused("FAILED_PRECONDITION", "SEGMENT_FAILED"):
+            {
+                "send": lambda: source.send(transfer_id, peer=decode.peer, policy=skv.policy(**RAW), **common),
+                "publish": lambda: source.publish(transfer_id, policy=skv.policy(**RAW), **common),
+                "plan": lambda: source.plan(pool, TOKENS, [0, 1, 2], skv.policy(**RAW)),
+                "expect": lambda: source.expect(transfer_id, **common),
+                "fetch": lambda: source.fetch(transfer_id, peer=decode.peer, **common),
+                "put": lambda: pool.put(kv, [0]),
+                "get": lambda: pool.get([0]),
+            }[use]()
+        with refused("NOT_FOUND", "UNKNOWN_TRANSFER"):
+            source.get_transfer(transfer_id)
+
+
+def test_segment_that_shrinks_under_a_transfer(sides, source, target, decode, transfer_id, counted, next_is_served):
+    """The transfer fails, on both sides, and its pool alone."""
     here, there = sides
-    os.truncate("/dev/shm" + here.pool.segment.name, 0)
     target.expect(transfer_id, pool=there.pool, token_count=TOKENS, blocks=there.blocks)
-    with pytest.raises(skv.SpectrumKVError) as failed:
-        source.send(transfer_id, peer=decode.peer, pool=here.pool, token_count=TOKENS, blocks=here.blocks,
-                    policy=skv.policy(**RAW))  # fmt: skip
-        source.wait(transfer_id, timeout_s=20)
-    # Found by the scan or told by the pool, whichever comes first.
-    assert failed.value.code == "FAILED_PRECONDITION"
-    assert failed.value.reason in ("SEGMENT_FAILED", "SOURCE_GONE") and "truncated" in failed.value.message
-    with pytest.raises(skv.TransferFailed):
-        target.wait(transfer_id, timeout_s=20)
+    source.send(transfer_id, peer=decode.peer, pool=here.pool, token_count=TOKENS, blocks=here.blocks, layerwise=True,
+                policy=skv.policy(**RAW))  # fmt: skip
+    os.truncate("/dev/shm" + here.pool.segment.name, 0)
+    source.advance(transfer_id, layers=2, tokens=TOKENS)
+    for client in (source, target):
+        with pytest.raises(skv.TransferFailed) as failed:
+            client.wait(transfer_id, timeout_s=20)
+        # Found by the scan or told by the pool, whichever comes first.
+        assert failed.value.code == "FAILED_PRECONDITION"
+        assert failed.value.reason in ("SEGMENT_FAILED", "SOURCE_GONE") and "truncated" in failed.value.message
+
+
+def test_a_pool_of_more_segments_than_a_process_may_open_files_by_default(source, prefill):
+    """Each stays open, so that a cut is seen: 1024 are allowed where nobody asks for more."""
+    group = small_group(layers=[0], num_blocks=1)
+    segments = [skv.SharedSegment(group.size_bytes) for _ in range(1100)]
+    schema = skv.pools.schema_pb2.PoolSchema(model="m", groups=[group.to_proto(0, 0)])
+    for segment in segments:
+        schema.segments.add().posix_shm.name = segment.name
+        schema.segments[-1].posix_shm.size_bytes = group.size_bytes
+    pool = register(source, schema).pool
+    for segment in segments:
+        segment.close()
+    files = f"/proc/{prefill.process.pid}/fd"
+    assert len(os.listdir(files)) > 1100
+    rpc(source.worker.UnregisterPool, worker_service_pb2.UnregisterPoolRequest(pool=pool), 20)
+    assert len(os.listdir(files)) < 1100
 
 
 @pytest.mark.parametrize("ttl", [1, 2**63])
@@ -192,7 +240,8 @@ BAD_POLICIES = {
     "budget infinite": (dict(budget=float("inf")), "INVALID_ARGUMENT", "INVALID_BUDGET"),
     "budget negative": (dict(budget=-0.5), "INVALID_ARGUMENT", "INVALID_BUDGET"),
     "budget 0": (dict(budget=0.0), "INVALID_ARGUMENT", "INVALID_BUDGET"),
-    "budget 1.2": (dict(budget=1.2), "INVALID_ARGUMENT", "INVALID_BUDGET"),
+    "budget 30, a percentage": (dict(budget=30.0), "INVALID_ARGUMENT", "INVALID_BUDGET"),
+    "budget just above 10": (dict(budget=math.nextafter(10, 11)), "INVALID_ARGUMENT", "INVALID_BUDGET"),
     "budget too small": (dict(budget=0.01), "INVALID_ARGUMENT", "BUDGET_TOO_SMALL"),
     "budget too small for RAW": (dict(budget=0.5, allocator="RAW"), "INVALID_ARGUMENT", "BUDGET_TOO_SMALL"),
     "too few scores": (dict(scores=[1.0] * 9), "INVALID_ARGUMENT", "INVALID_SCORES"),
@@ -291,6 +340,38 @@ def test_the_least_budget_is_the_least(sides, source, target, prefill, decode, t
     sent, _ = move(transfer_id, source, target, prefill, decode, here, there, TOKENS,
                    policy=skv.policy(budget=least, **options))  # fmt: skip
     assert sent.wire_bytes == plan.wire_bytes
+
+
+# Headers cost the more, the smaller the prompt: one token of one head of 8 values is the least there is.
+TINY = {
+    "one latent value": (dict(layers=[0], heads=1, has_v=False), "RAW", 6),
+    "one token": (dict(layers=[0], heads=1), "RAW", 3.5),
+    "one token of two tiers": (dict(layers=[0], heads=1), "GREEDY", 3.5),
+    "a small model": (dict(layers=[0, 1], heads=2), "RAW", 2.25),
+}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_tiny_prompt_may_cost_more_than_its_values(name, source, target, prefill, decode, transfer_id):
+    """A budget above 1 is taken where it is needed, the refusal names the least, and more than enough is no error."""
+    shape, allocator, least = TINY[name]
+    group = small_group(head_dim=8, **shape)
+    rng = np.random.default_rng(5)
+    planes = 2 if group.has_v else 1
+    kv = random_words(rng, (len(group.layers), planes, 1, group.heads, 8), "float16")
+    a, b = make_side(source, prefill, [group], {0: [3]}), make_side(target, decode, [group], {0: [4]})
+    options = dict(allocator=allocator, tiers=["RAW"], importance="POSITION")
+    with a.pool, b.pool:
+        fill(a, [kv])
+        for low in (0.001, 1.0, 1.1, least - 0.001):
+            with refused("INVALID_ARGUMENT", "BUDGET_TOO_SMALL", least_budget=f"{least:.6f}"):
+                source.plan(a.pool, 1, a.blocks, skv.policy(budget=low, **options))
+        for number, budget in enumerate((least, least + 0.01, 10)):
+            poison(b)
+            sent, _ = move(f"{transfer_id}.{number}", source, target, prefill, decode, a, b, 1,
+                           policy=skv.policy(budget=budget, **options))  # fmt: skip
+            assert sent.wire_bytes == least * sent.kv_bytes and sent.budget == budget
+            check(b, [kv])
 
 
 CALLS_ON_NOBODY = {

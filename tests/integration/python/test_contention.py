@@ -1,5 +1,6 @@
 """Many transfers at once, scarce slots, and sources that change while they are read."""
 
+import threading
 import time
 
 import numpy as np
@@ -52,43 +53,89 @@ def test_two_daemons_that_send_to_each_other():
             assert metrics["spectrumkv_inflight_transfers"] == 0
 
 
-def guarded_pool(client, group):
-    """A pool with a generation per block, in the same segment; (pool, generations)."""
-    size = -(-group.size_bytes // 8) * 8
-    segment = skv.SharedSegment(size + 8 * group.num_blocks, "/" + unique("guarded"))
-    schema = skv.pools.schema_pb2.PoolSchema(model="m", groups=[group.to_proto(0, 0)])
-    schema.segments.add().posix_shm.name = segment.name
-    schema.segments[0].posix_shm.size_bytes = segment.size_bytes
-    schema.generations.offset_bytes = size
-    pool = skv.Pool(client, schema, [group], 0)
-    return pool, segment, segment.memory[size:].view("<u8")
-
-
-def test_blocks_that_are_being_written_are_not_sent(source, target, prefill, decode, transfer_id):
+@pytest.fixture
+def guarded(source, target, prefill, decode):
+    """A source whose blocks have generations, and a destination; (source, destination)."""
     group = small_group()
-    pool, segment, generations = guarded_pool(source, group)
+    here = make_side(source, prefill, [group], {0: [1, 2, 3]}, generations=True)
     there = make_side(target, decode, [group], {0: [5, 0, 7]})
-    with pool, there.pool:
-        words = random_words(np.random.default_rng(43), (2, 2, 12, 2, 16), "float16")
-        group.view(segment.memory, 0).view("<u2")[:, :, 1:4] = words.reshape(2, 2, 3, 4, 2, 16)
-        poison(there)
-        generations[2] = 7  # odd: somebody writes
-        for name, outcome in ((transfer_id, "refused"), (transfer_id + ".calm", "sent")):
-            target.expect(name, pool=there.pool, token_count=12, blocks=there.blocks)
-            source.send(name, peer=decode.peer, pool=pool, token_count=12, blocks=[1, 2, 3], policy=skv.policy(**RAW))
-            if outcome == "refused":
-                with refused("FAILED_PRECONDITION", "SOURCE_CHANGED"):
-                    source.wait(name, timeout_s=20)
-                with pytest.raises(skv.TransferFailed):
-                    target.wait(name, timeout_s=20)
-                assert (there.pool.segment.memory == POISON).all()
-                generations[2] = 8
-                generations[5] = 1  # of a block that is not sent
-                continue
-            assert source.wait(name, timeout_s=20).source_guard == "generations"
-            target.wait(name, timeout_s=20)
-            check(there, [words])
-    segment.close()
+    with here.pool, there.pool:
+        yield here, there
+
+
+def begin(name, source, target, decode, here, there):
+    target.expect(name, pool=there.pool, token_count=12, blocks=there.blocks)
+    source.send(name, peer=decode.peer, pool=here.pool, token_count=12, blocks=here.blocks, policy=skv.policy(**RAW))
+
+
+def outcome(name, source, target):
+    """COMMITTED or the reason, the same on both sides."""
+    reasons = []
+    for client in (source, target):
+        try:
+            client.wait(name, timeout_s=20)
+            reasons.append("COMMITTED")
+        except skv.TransferFailed as failed:
+            reasons.append(failed.reason)
+    assert reasons[0] == reasons[1], reasons
+    return reasons[0]
+
+
+def test_blocks_that_are_being_written_are_not_sent(guarded, source, target, decode, transfer_id):
+    here, there = guarded
+    words = random_words(np.random.default_rng(43), (2, 2, 12, 2, 16), "float16")
+    fill(here, [words])
+    poison(there)
+    with here.pool.writing([2]):
+        begin(transfer_id, source, target, decode, here, there)
+        with refused("FAILED_PRECONDITION", "SOURCE_CHANGED"):
+            source.wait(transfer_id, timeout_s=20)
+        with refused("FAILED_PRECONDITION", "SOURCE_CHANGED"):
+            target.wait(transfer_id, timeout_s=20)
+        assert (there.pool.segment.memory == POISON).all()
+    with here.pool.writing([5]):  # of a block that is not sent
+        name = transfer_id + ".calm"
+        begin(name, source, target, decode, here, there)
+        assert source.wait(name, timeout_s=20).source_guard == "generations"
+        assert target.wait(name, timeout_s=20).state == report_pb2.TRANSFER_STATE_COMMITTED
+        check(there, [words])
+
+
+def test_a_worker_that_writes_all_the_time(guarded, source, target, decode, transfer_id):
+    """Each chunk, here a layer, is of one moment, or the transfer fails: old and new values never mix."""
+    here, there = guarded
+    words = here.pool.kv().view("<u2")
+    end, writes = threading.Event(), 0
+
+    def write():
+        nonlocal writes
+        while not end.is_set():
+            writes += 1
+            with here.pool.writing([1, 2, 3]):
+                for block in (1, 2, 3):
+                    words[:, :, block] = writes % 30000
+                    end.wait(0.001)  # old and new side by side for a while
+            end.wait(0.003 * (writes % 3))  # time to read, sometimes
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    ends = []
+    try:
+        for i in range(60):
+            name = f"{transfer_id}.{i}"
+            begin(name, source, target, decode, here, there)
+            ends.append(outcome(name, source, target))
+            assert ends[-1] in ("COMMITTED", "SOURCE_CHANGED")
+            if ends[-1] == "COMMITTED":
+                landed = there.pool.read_tokens(12, there.blocks[0]).view("<u2")
+                assert [len(np.unique(landed[layer])) for layer in range(2)] == [1, 1]
+    finally:
+        end.set()
+        writer.join()
+    assert set(ends) == {"COMMITTED", "SOURCE_CHANGED"}, (writes, ends)
+    begin(transfer_id, source, target, decode, here, there)
+    assert outcome(transfer_id, source, target) == "COMMITTED"
+    assert (there.pool.read_tokens(12, there.blocks[0]).view("<u2") == writes % 30000).all()
 
 
 def test_more_transfers_than_allowed(target, decode, transfer_id):

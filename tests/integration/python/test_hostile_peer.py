@@ -259,7 +259,6 @@ HELLOS = {
     "epoch": (dict(expected_epoch=99), "FAILED_PRECONDITION", "PEER_RESTARTED"),
     "no attempt": (dict(attempt=0), "INVALID_ARGUMENT", "MALFORMED_FRAME"),
     "no role": (dict(role=0), "INVALID_ARGUMENT", "MALFORMED_FRAME"),
-    "long id": (dict(transfer_id="x" * 129), "INVALID_ARGUMENT", "MALFORMED_FRAME"),
     "long token": (dict(transfer_token=bytes(17)), "INVALID_ARGUMENT", "MALFORMED_FRAME"),
 }
 
@@ -271,6 +270,39 @@ def test_hello_that_is_refused(name, expected, peer, target, transfer_id):
     peer.hello(**change)
     error = peer.control.ended()
     assert (error.code, error.reason) == (code, reason)
+    assert target.get_transfer(transfer_id).state == report_pb2.TRANSFER_STATE_WAITING
+    target.cancel(transfer_id)
+
+
+# What WorkerService refuses as a transfer_id, too.
+BAD_IDS = {
+    "empty": "",
+    "129 characters": "x" * 129,
+    "a space": "no space",
+    "a path": "../../etc/passwd",
+    "a line break": "id\n2026-01-01T00:00:00Z error forged",
+    "NUL": "id\0",
+    "a control character": "id\x1b[2J",
+    "DEL": "id\x7f",
+    "not ASCII": "idé",
+    "a brace": 'id"}',
+}
+
+
+@pytest.mark.parametrize("name", BAD_IDS)
+def test_id_that_no_worker_could_have_chosen(name, expected, peer, target, transfer_id):
+    """Refused in a Hello and in a DataOpen by the rule and the field's name; the id itself is not echoed."""
+    bad = BAD_IDS[name]
+    with refused("INVALID_ARGUMENT", "INVALID_TRANSFER_ID"):
+        target.get_transfer(bad)
+    peer.hello(transfer_id=bad)
+    opened = peer.open_data(transfer_id=bad)
+    for stream, field in ((peer.control, "hello.transfer_id"), (opened, "open.transfer_id")):
+        error = stream.ended()
+        assert (error.code, error.reason) == ("INVALID_ARGUMENT", "MALFORMED_FRAME")
+        assert error.metadata["field"] == field
+        assert "1 to 128 of A-Z a-z 0-9 . _ : -" in error.message
+        assert not bad or bad not in error.message
     assert target.get_transfer(transfer_id).state == report_pb2.TRANSFER_STATE_WAITING
     target.cancel(transfer_id)
 

@@ -6,6 +6,7 @@ from layout_cases import LAYOUTS
 from moves import (
     check, expected_of, fill, make_side, move, poison, random_words, scattered, small_group, tier_ids, unique,
 )  # fmt: skip
+from real_daemon import refused
 
 import spectrumkv as skv
 from spectrumkv import wire
@@ -190,3 +191,73 @@ def test_strides_with_gaps(source, target, prefill, decode, transfer_id):
         assert (there_segment.memory == 0xA5).all(), "a gap between tensors was written"
     for segment in (here_segment, there_segment):
         segment.close()
+
+
+# Three groups in one region of pages of 1536 bytes: the first has 512 of every page, the others share the rest of an
+# even and of an odd page. (layer, block_tokens, num_blocks, offset, stride)
+SLICES = ((0, 4, 8, 0, 1536), (1, 8, 4, 512, 3072), (2, 8, 4, 2048, 3072))
+
+
+def slice_group(layer, block_tokens, num_blocks):
+    return small_group(layers=[layer], block_tokens=block_tokens, num_blocks=num_blocks)
+
+
+def sliced_pool(client, shifts=(0, 0, 0)):
+    """(pool, segment, view of each group as [planes, blocks, tokens, heads, dim]). shifts: bytes added to offsets."""
+    segment = skv.SharedSegment(8 * 1536, "/" + unique("slices"))
+    groups = [slice_group(*geometry) for *geometry, _, _ in SLICES]
+    schema = skv.pools.schema_pb2.PoolSchema(model="m", groups=[group.to_proto(0, 0) for group in groups])
+    schema.segments.add().posix_shm.name = segment.name
+    schema.segments[0].posix_shm.size_bytes = segment.size_bytes
+    views = []
+    for group, proto, (*_, offset, stride), shift in zip(groups, schema.groups, SLICES, shifts, strict=True):
+        plane_bytes = group.block_tokens * 64
+        for plane, tensor in enumerate((proto.layers[0].k, proto.layers[0].v)):
+            tensor.offset_bytes, tensor.block_stride_bytes = offset + shift + plane * plane_bytes, stride
+        views.append(np.lib.stride_tricks.as_strided(
+            segment.memory[offset:].view("<u2"), (2, group.num_blocks, group.block_tokens, 2, 16),
+            (plane_bytes, stride, 64, 32, 2),
+        ))  # fmt: skip
+    try:
+        return skv.Pool(client, schema, groups, 0), segment, views
+    except skv.SpectrumKVError:
+        segment.close()
+        raise
+
+
+def test_groups_share_a_region_in_disjoint_parts(source, target, prefill, decode, transfer_id):
+    """Out of one shared region into another, and no word of a neighbour is taken or touched."""
+    tokens, ids = 21, {0: [7, 0, 3, 1, 6, 2], 1: [2, 0, 3], 2: [1, 3, 0]}
+    kv = random_words(np.random.default_rng(61), (3, 2, tokens, 2, 16), "float16")
+    here, here_segment, here_views = sliced_pool(source)
+    there, there_segment, there_views = sliced_pool(target)
+    with here, there:
+        here_segment.memory[:] = 0x3C
+        there_segment.memory[:] = 0xA5
+        for group, view in enumerate(here_views):
+            size = here.groups[group].block_tokens
+            for t in range(tokens):
+                view[:, ids[group][t // size], t % size] = kv[group, :, t]
+        target.expect(transfer_id, pool=there, token_count=tokens, blocks=ids)
+        source.send(transfer_id, peer=decode.peer, pool=here, token_count=tokens, blocks=ids,
+                    policy=skv.policy(allocator="RAW", budget=1.2))  # fmt: skip
+        target.wait(transfer_id, timeout_s=30)
+        for group, view in enumerate(there_views):
+            pages = view[:, ids[group]].reshape(2, -1, 2, 16)
+            assert (pages[:, :tokens] == kv[group]).all() and not pages[:, tokens:].any(), group
+            view[:, ids[group]] = 0xA5A5
+        assert (there_segment.memory == 0xA5).all(), "a block of another group was written"
+    for segment in (here_segment, there_segment):
+        segment.close()
+
+
+@pytest.mark.parametrize("shifts, field, other", [
+    ((2, 0, 0), "groups[1].layers[0].k", "groups[0].layers[0].v"),
+    ((0, -2, 0), "groups[1].layers[0].k", "groups[0].layers[0].v"),
+    ((0, 2, 0), "groups[1].layers[0].v", "groups[0].layers[0].k"),
+    ((0, 0, -512), "groups[2].layers[0].k", "groups[0].layers[0].k"),
+    ((0, 1536, 0), "groups[2].layers[0].k", "groups[1].layers[0].k"),
+])  # fmt: skip
+def test_groups_that_overlap_in_a_region_are_refused(shifts, field, other, source):
+    with refused("INVALID_ARGUMENT", "OVERLAP", field=field, other=other):
+        sliced_pool(source, shifts)

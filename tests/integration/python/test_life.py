@@ -1,11 +1,14 @@
 """Lives of transfers, pools and daemons: order of calls, layer-wise sources, cancel, death, leases, drain, restart."""
 
+import contextlib
 import pathlib
+import queue
 import subprocess
 import sys
 import threading
 import time
 
+import grpc
 import numpy as np
 import pytest
 from moves import check, expected_of, fill, make_side, move, poison, random_words, scattered, small_group, tier_ids, unique
@@ -13,7 +16,7 @@ from real_daemon import refused, running
 
 import spectrumkv as skv
 from spectrumkv.errors import rpc
-from spectrumkv.v1 import admin_service_pb2, report_pb2, worker_service_pb2
+from spectrumkv.v1 import admin_service_pb2, report_pb2, schema_pb2, worker_service_pb2
 
 TOKENS = 10
 RAW = dict(allocator="RAW", budget=1.1)
@@ -300,57 +303,114 @@ def test_dropped_tokens_leave_no_hole(source, target, prefill, decode, transfer_
         assert (failed.value.code, failed.value.reason) == ("FAILED_PRECONDITION", "DROP_NOT_ACCEPTED")
 
 
+# A worker of its own process: DAEMON ROLE TRANSFER PEER PHASE. Its words are 1000 * layer + token.
 _WORKER = """
 import sys, time
+import numpy as np
 import spectrumkv as skv
 sys.path.insert(0, sys.argv[1])
 from moves import small_group
-client = skv.Client(sys.argv[2])
-pool = client.shared_memory_pool([small_group()], model="m")
+_, _, daemon, role, name, peer, phase = sys.argv
+client = skv.Client(daemon)
+group = small_group()
+pool = client.shared_memory_pool([group], model="m")
+words = 1000 * np.arange(2).reshape(2, 1, 1, 1, 1) + np.arange(10).reshape(1, 1, 10, 1, 1)
+pool.write_tokens(np.broadcast_to(words, (2, 2, 10, 2, 16)).astype("<u2").view("<f2"), [1, 2, 3])
 common = dict(pool=pool, token_count=10, blocks=[1, 2, 3])
-if sys.argv[3] == "source":
-    client.send(sys.argv[4], peer=sys.argv[5], layerwise=True, policy=skv.policy(allocator="RAW", budget=1.1), **common)
+source = dict(policy=skv.policy(allocator="RAW", budget=1.1), layerwise=phase != "final", **common)
+if role == "target":
+    client.expect(name, **common)
+elif peer:
+    client.send(name, peer=peer, **source)
 else:
-    client.expect(sys.argv[4], **common)
+    client.publish(name, **source)
+if role == "source" and phase in ("half", "advanced"):
+    client.advance(name, layers=1 if phase == "half" else 2, tokens=10)
 print(pool.pool_id, flush=True)
 time.sleep(100)
 """
 
 
+@contextlib.contextmanager
+def worker_process(daemon, role, name, peer, phase):
+    """A worker in a process of its own; (process, pool_id). Killed at the end, where the block did not."""
+    here = str(pathlib.Path(__file__).parent)
+    command = [sys.executable, "-c", _WORKER, here, daemon.worker, role, name, peer, phase]
+    worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield worker, worker.stdout.readline().strip()
+    finally:
+        worker.kill()
+        worker.wait()
+        worker.stdout.close()
+        for path in pathlib.Path("/dev/shm").glob(f"spectrumkv-{worker.pid}-*"):
+            path.unlink()  # the dead worker could not
+
+
+def pools_of(daemon):
+    with daemon.admin() as admin:
+        return {pool.pool_id: pool.state for pool in admin.ListPools(admin_service_pb2.ListPoolsRequest()).pools}
+
+
 @pytest.mark.parametrize("role", ["source", "target"])
-def test_worker_that_dies(role, source, target, prefill, decode, transfer_id):
-    """What a killed worker held is let go long before its lease ends, and its peer hears of it."""
+@pytest.mark.parametrize("phase", ["nothing", "half"])
+def test_worker_that_dies(phase, role, source, target, prefill, decode, transfer_id):
+    """What a killed worker held is let go long before its lease ends, and its peer hears of it: before a layer was
+    sent, and between two layers."""
     daemon = prefill if role == "source" else decode
     ends = Ends(source, target, prefill, decode, transfer_id)
+    layers = 1 if phase == "half" else 0
     with ends.here.pool, ends.there.pool:
-        here = str(pathlib.Path(__file__).parent)
-        worker = subprocess.Popen([sys.executable, "-c", _WORKER, here, daemon.worker, role, ends.name, decode.peer],
-                                  stdout=subprocess.PIPE, text=True)  # fmt: skip
-        try:
-            pool_id = worker.stdout.readline().strip()
+        with worker_process(daemon, role, ends.name, decode.peer, phase) as (worker, pool_id):
             if role == "source":
                 ends.expect()
             else:
                 ends.send(layerwise=True)
-            alive, other = (source, target) if role == "source" else (target, source)
-            until(lambda: other.get_transfer(ends.name).state != WAITING)
-        finally:
+                if layers:
+                    ends.source.advance(ends.name, layers=1, tokens=TOKENS)
+            until(lambda: source.get_transfer(ends.name).state != WAITING)
+            until(lambda: target.get_transfer(ends.name).layers_ready == layers)
             worker.kill()
             worker.wait()
-        died = time.monotonic()
-        reasons = {"source": "SOURCE_GONE", "target": "DESTINATION_GONE"}
-        for client in (alive, other):
-            report = ended(client, ends.name)
-            assert (report.code, report.reason) == (9, reasons[role]), report  # FAILED_PRECONDITION
-        assert time.monotonic() - died < 15
-        with daemon.admin() as admin:
-            until(lambda: pool_id not in [p.pool_id for p in admin.ListPools(admin_service_pb2.ListPoolsRequest()).pools])
+            died = time.monotonic()
+            reasons = {"source": "SOURCE_GONE", "target": "DESTINATION_GONE"}
+            for client in (source, target):
+                report = ended(client, ends.name)
+                assert (report.code, report.reason) == (9, reasons[role]), report  # FAILED_PRECONDITION
+                assert report.layers_ready <= layers
+            assert time.monotonic() - died < 15
+            until(lambda: pool_id not in pools_of(daemon))
+        if role == "source":
+            landed = ends.there.pool.segment.memory.copy()
+            time.sleep(0.2)
+            assert (ends.there.pool.segment.memory == landed).all(), "a byte landed late"
+            assert ends.untouched() == (layers == 0)
+            poison(ends.there)
         ends.name += ".again"
         ends.expect()
         ends.send()
         ends.both_end(COMMITTED)
-    for path in pathlib.Path("/dev/shm").glob(f"spectrumkv-{worker.pid}-*"):
-        path.unlink()  # the dead worker could not
+        check(ends.there, [ends.kv])
+
+
+@pytest.mark.parametrize("phase", ["final", "advanced"])
+def test_worker_that_dies_after_its_last_word(phase, source, target, prefill, decode, transfer_id):
+    """A source that was fully written may finish: its memory stays mapped until the transfer has ended."""
+    ends = Ends(source, target, prefill, decode, transfer_id)
+    words = np.empty((2, 2, TOKENS, 2, 16), "<u2")
+    words[:] = 1000 * np.arange(2).reshape(2, 1, 1, 1, 1) + np.arange(TOKENS).reshape(1, 1, TOKENS, 1, 1)
+    with ends.here.pool, ends.there.pool:
+        with worker_process(prefill, "source", ends.name, "", phase) as (worker, pool_id):
+            worker.kill()
+            worker.wait()
+            until(lambda: pools_of(prefill)[pool_id] == "lost")
+            with refused("NOT_FOUND", "UNKNOWN_POOL"):  # nobody begins anything new with it
+                ref = schema_pb2.PoolRef(pool_id=pool_id, epoch=prefill.epoch)
+                rpc(source.worker.RenewLease, worker_service_pb2.RenewLeaseRequest(pool=ref), 20)
+            ends.fetch()
+            ends.both_end(COMMITTED)
+            check(ends.there, [words])
+            until(lambda: pool_id not in pools_of(prefill))
 
 
 def owned_schema():
@@ -411,6 +471,61 @@ def test_drain_waits_for_holds(target, decode, transfer_id):
             done = admin.Drain(admin_service_pb2.DrainRequest(timeout_ms=5000), timeout=20)
             assert done.transfers_left == 0
         assert draining.stop() == 0
+
+
+class HoldStream:
+    """A HoldPool stream by hand: ping() asks, messages has the answers, `ended` is set at its end."""
+
+    def __init__(self, client, ref):
+        self.messages, self.ended, self.error = [], threading.Event(), None
+        self._pings = queue.Queue()
+        self._ref = ref
+        self._stream = client.worker.HoldPool(iter(self._pings.get, None))
+        threading.Thread(target=self._read, daemon=True).start()
+        self.ping()
+
+    def ping(self):
+        self._pings.put(worker_service_pb2.HoldPoolRequest(pool=self._ref))
+
+    def close(self):
+        self._pings.put(None)
+
+    def events(self):
+        return [message.event for message in self.messages if message.event]
+
+    def _read(self):
+        try:
+            for message in self._stream:
+                self.messages.append(message)
+        except grpc.RpcError as error:
+            self.error = error
+        self.ended.set()
+
+
+def test_a_pool_stays_while_the_daemon_drains():
+    """DRAINING is no end: pings renew, blocks are read and written, and the last event is another one."""
+    with running() as daemon, daemon.client() as client, daemon.admin() as admin:
+        request = worker_service_pb2.RegisterPoolRequest(request_id="r", schema=owned_schema(), lease_ttl_ms=1000)
+        ref = rpc(client.worker.RegisterPool, request, 20).pool
+        stream = HoldStream(client, ref)
+        until(lambda: stream.messages)
+        admin.Drain(admin_service_pb2.DrainRequest(timeout_ms=20000), timeout=30)  # nothing to wait for
+        until(lambda: stream.events() == ["DRAINING"])
+        answers = len(stream.messages)
+        for _ in range(4):  # longer than the lease
+            time.sleep(0.4)
+            stream.ping()
+        until(lambda: len(stream.messages) > answers)
+        late = HoldStream(client, ref)  # a worker that connects again hears it, too
+        until(lambda: late.events() == ["DRAINING"])
+        assert rpc(client.worker.RenewLease, worker_service_pb2.RenewLeaseRequest(pool=ref), 20).lease_ttl_ms == 1000
+        blocks = worker_service_pb2.GetBlocksRequest(pool=ref, runs=[schema_pb2.BlockRun(count=1)])
+        assert sum(len(answer.blocks) for answer in client.worker.GetBlocks(blocks, timeout=20)) == 4  # 2 layers, K and V
+        assert not stream.ended.is_set() and not late.ended.is_set()
+        rpc(client.worker.UnregisterPool, worker_service_pb2.UnregisterPoolRequest(pool=ref), 20)
+        for held in (stream, late):
+            assert held.ended.wait(20) and held.error is None
+            assert held.events() == ["DRAINING", "UNREGISTERED"]
 
 
 def test_restart_of_the_daemon(target, decode, transfer_id):

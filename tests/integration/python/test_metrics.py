@@ -8,11 +8,11 @@ import time
 import numpy as np
 import pytest
 from moves import check, fill, make_side, move, poison, random_words, scattered, small_group, unique
-from real_daemon import running
+from real_daemon import PROGRAM, running
 from tcp_proxy import Proxy
 
 import spectrumkv as skv
-from spectrumkv.v1 import worker_service_pb2
+from spectrumkv.v1 import admin_service_pb2, worker_service_pb2
 
 STREAM_ALLOWANCE = 64 << 10
 TIERS = ("RAW", "Q8", "P8", "Q4", "P4", "Q3", "Q2")
@@ -21,7 +21,10 @@ TIERS = ("RAW", "Q8", "P8", "Q4", "P4", "Q3", "Q2")
 @pytest.fixture(scope="module")
 def pair():
     """Daemons of this module's own: others' transfers would be counted, too."""
-    with running(peer__streams=2, transfer__credits_per_transfer=2) as here, running(peer__streams=2) as there:
+    every_chunk = dict(metrics__reconstruction_sample_chunks=1)
+    with running(peer__streams=2, transfer__credits_per_transfer=2, **every_chunk) as here, running(
+        peer__streams=2, **every_chunk
+    ) as there:
         with here.client() as source, there.client() as target:
             yield here, there, source, target
 
@@ -50,6 +53,15 @@ def test_promtool_has_nothing_to_say(pair):
         checked = subprocess.run([promtool, "check", "metrics"], input=daemon.scrape(), text=True, capture_output=True)
         assert checked.returncode == 0, checked.stdout + checked.stderr
         assert checked.stdout + checked.stderr == ""
+
+
+def test_build_info_is_what_the_program_says(pair):
+    told = subprocess.run([PROGRAM, "--version"], check=True, text=True, capture_output=True).stdout
+    version, revision = re.fullmatch(r"spectrumkvd (\d+\.\d+\.\d+) \((unknown|[0-9a-f]{12,}(?:-dirty)?)\)\n", told).groups()
+    info = [name for name in pair[0].metrics() if name.startswith("spectrumkv_build_info")]
+    assert info == [f'spectrumkv_build_info{{version="{version}",revision="{revision}"}}']
+    with pair[0].admin() as admin:
+        assert admin.GetStatus(admin_service_pb2.GetStatusRequest()).version == f"{version} ({revision})"
 
 
 def test_counters_are_those_of_the_reports(pair):
@@ -177,8 +189,7 @@ def _owned():
 
 # Series that need more than transfers: a certificate, a drain, a connection that is cut (which has its own test).
 ELSEWHERE = {"spectrumkv_certificate_expiry_timestamp_seconds", "spectrumkv_draining", "spectrumkv_chunks_resent_total",
-             "spectrumkv_chunks_duplicate_total", "spectrumkv_reconstruction_error_ratio",
-             "spectrumkv_build_info", "spectrumkv_codec_info", "spectrumkv_inflight_transfers"}  # fmt: skip
+             "spectrumkv_chunks_duplicate_total", "spectrumkv_build_info", "spectrumkv_codec_info", "spectrumkv_inflight_transfers"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -226,11 +237,29 @@ def test_every_stage_and_tier_moves(moved):
     assert grown(before, after, 'spectrumkv_leases_expired_total{kind="pool"}') == 1
 
 
-@pytest.mark.xfail(strict=True, reason="the daemon does not sample reconstruction errors yet")
 def test_reconstruction_error_is_sampled(moved):
+    """Every tier, by its sender; fewer bits lose more."""
     before, after, _ = moved
-    name = 'spectrumkv_reconstruction_error_ratio_count{tier="Q4"}'
-    assert grown(before, after, name) > 0
+    mean = {}
+    for tier in TIERS:
+        name = "spectrumkv_reconstruction_error_ratio"
+        count = grown(before, after, f'{name}_count{{tier="{tier}"}}')
+        assert count >= 4, tier  # two layers, K and V
+        mean[tier] = grown(before, after, f'{name}_sum{{tier="{tier}"}}') / count
+    assert mean["RAW"] == 0
+    assert 0 < mean["P8"] < mean["P4"] and 0 < mean["Q8"] < mean["Q4"] < mean["Q3"] < mean["Q2"] < 0.6, mean
+
+
+@pytest.mark.parametrize("chunks", [0, 1])
+def test_reconstruction_error_of_no_chunk_or_of_all(chunks, target, decode):
+    """The share is configured, and none are measured where it is 0."""
+    with running(metrics__reconstruction_sample_chunks=chunks) as here, here.client() as source:
+        a, b, _ = big_sides(here, decode, source, target, tokens=300, layers=3)
+        with a.pool, b.pool:
+            policy = skv.policy(allocator="UNIFORM", uniform_tier="P8", tiers=TIERS, budget=0.6, sinks=0)
+            move(unique("share"), source, target, here, decode, a, b, 300, policy=policy)
+        counts = [value for name, value in here.metrics().items() if "reconstruction_error_ratio_count" in name]
+        assert sum(counts) == chunks * 3 * 2  # K and V of one chunk for each layer
 
 
 def test_no_label_comes_from_a_request(moved):

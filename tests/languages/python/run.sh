@@ -4,6 +4,6 @@ set -euo pipefail
 cd "$(dirname "$0")/../../.."
 if ! [ -x .venv/bin/python ] || ! .venv/bin/python -c 'import pytest, spectrumkv' 2>/dev/null; then
   echo "SKIPPED: no Python environment; scripts/install-deps makes one"
-  exit 0
+  exit 77
 fi
 exec .venv/bin/python -m pytest -q -p no:cacheprovider "$@"

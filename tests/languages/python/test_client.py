@@ -1,6 +1,8 @@
 """The client library against a daemon that misbehaves on demand."""
 
+import logging
 import os
+import threading
 import time
 
 import grpc
@@ -54,6 +56,71 @@ def test_tokens_go_to_scattered_blocks_and_back(client, group):
             pool.write_tokens(kv, [1, 2])
 
 
+def test_generations_lie_behind_the_groups(daemon, client, group):
+    other = skv.Group(layers=[0], heads=1, head_dim=8, block_tokens=2, num_blocks=600)
+    with client.shared_memory_pool([group, other], model="m", generations=True) as pool:
+        (schema,) = daemon.worker.pools.values()
+        at = schema.generations.offset_bytes
+        assert at % 4096 == 0 and at >= group.size_bytes + other.size_bytes and schema.generations.segment == 0
+        assert schema.segments[0].posix_shm.size_bytes == pool.segment.size_bytes >= at + 8 * 600
+        table = pool.segment.memory[at : at + 8 * 600].view("<u8")
+        assert not table.any()
+        with pool.writing([599, 0]):
+            assert list(np.flatnonzero(table % 2)) == [0, 599]
+        assert list(np.flatnonzero(table)) == [0, 599] and table[0] == table[599] == 2
+    with client.shared_memory_pool([group], model="m") as pool:
+        assert pool.generations is None and not pool.schema.HasField("generations")
+        with pytest.raises(ValueError, match="without generations"):
+            pool.writing([0])
+
+
+def test_blocks_are_odd_while_anybody_writes_them():
+    table = np.zeros(5, np.uint64)
+    generations = skv.BlockGenerations(table)
+    with generations.writing([1, 3, 1]):
+        assert list(table) == [0, 1, 0, 1, 0]
+        with generations.writing(range(2, 4)):
+            assert list(table) == [0, 1, 1, 1, 0]
+        assert list(table) == [0, 1, 2, 1, 0]
+    assert list(table) == [0, 2, 2, 2, 0]
+    with pytest.raises(KeyError), generations.writing([4]):
+        raise KeyError("the writer failed")
+    assert list(table) == [0, 2, 2, 2, 2]
+    with generations.writing([]):
+        assert list(table) == [0, 2, 2, 2, 2]
+    for wrong in ([0, 5], [-1], [2**40]):
+        with pytest.raises(IndexError, match=f"block {wrong[-1]} is not one of 5"), generations.writing(wrong):
+            pass
+    assert list(table) == [0, 2, 2, 2, 2]
+
+
+def test_many_threads_write_one_block():
+    table = np.zeros(2, np.uint64)
+    generations = skv.BlockGenerations(table)
+    even = []
+
+    def write():
+        for _ in range(500):
+            with generations.writing([0]):
+                if table[0] % 2 == 0:
+                    even.append(int(table[0]))
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert even == [] and table[0] % 2 == 0 and 0 < table[0] <= 2 * 4 * 500 and table[1] == 0
+
+
+def test_write_tokens_marks_its_blocks(client, group):
+    with client.shared_memory_pool([group], model="m", generations=True) as pool:
+        kv = np.ones((2, 2, 10, 3, 16), np.float16)
+        pool.write_tokens(kv, [6, 0, 3])
+        assert list(pool.generations.table) == [2, 0, 0, 2, 0, 0, 2]
+        assert (pool.read_tokens(10, [6, 0, 3]) == kv).all()
+
+
 def test_hold_pings_within_the_lease(daemon, client, group):
     with client.shared_memory_pool([group], model="m") as pool:
         first = daemon.worker.pings.get(timeout=5)
@@ -72,6 +139,75 @@ def test_lost_hold_registers_again(daemon, client, group):
         until(lambda: pool.ref.epoch == daemon.worker.epoch)
         assert pool.ref != old and pool.registrations == 2
         until(lambda: daemon.worker.pings.get(timeout=5) == pool.ref)
+
+
+@pytest.fixture
+def noise(monkeypatch, caplog):
+    """What threads died of, and what was logged as a warning or worse."""
+    died = []
+    monkeypatch.setattr(threading, "excepthook", lambda hook: died.append(hook.exc_value))
+    return lambda: died + [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("kind", ["shared_memory_pool", "daemon_owned_pool"])
+def test_client_that_closes_before_its_pool(kind, daemon, group, noise):
+    """The thread that holds the pool ends without a word, and the pool can still be closed."""
+    client = skv.Client(daemon.path, timeout_s=5)
+    pool = getattr(client, kind)([group], model="m")
+    daemon.worker.pings.get(timeout=5)
+    hold = pool._hold._thread
+    client.close()
+    client.close()
+    hold.join(5)
+    assert not hold.is_alive() and pool.registrations == 1
+    pool.close()
+    pool.close()
+    if kind == "shared_memory_pool":
+        assert not os.path.exists("/dev/shm" + pool.segment.name)
+    assert noise() == []
+
+
+def test_client_that_closes_while_a_pool_waits_to_register_again(daemon, group, noise):
+    client = skv.Client(daemon.path, timeout_s=5)
+    with client.shared_memory_pool([group], model="m") as pool:
+        daemon.worker.pings.get(timeout=5)
+        daemon.stop()
+        until(lambda: any("no longer held" in str(what) for what in noise()))
+        warned = len(noise())
+        client.close()
+        pool._hold._thread.join(15)
+        assert not pool._hold._thread.is_alive()
+        assert [what for what in noise()[warned:] if isinstance(what, Exception)] == []
+
+
+def test_calls_of_a_closed_client(daemon, group):
+    client = skv.Client(daemon.path, timeout_s=5)
+    pool = client.daemon_owned_pool([group], model="m")
+    data = np.zeros((2, 2, 1, 4, 3, 16), np.float16)
+    client.close()
+    common = dict(pool=pool, token_count=4, blocks=[1])
+    calls = {
+        "register": lambda: client.daemon_owned_pool([group], model="m"),
+        "put": lambda: pool.put(data, [1]),
+        "get": lambda: pool.get([1]),
+        "plan": lambda: client.plan(pool, 4, [1]),
+        "send": lambda: client.send("t", peer="h:1", **common),
+        "publish": lambda: client.publish("t", **common),
+        "advance": lambda: client.advance("t", layers=1, tokens=1),
+        "expect": lambda: client.expect("t", **common),
+        "fetch": lambda: client.fetch("t", peer="h:1", **common),
+        "watch": lambda: list(client.watch("t")),
+        "wait": lambda: client.wait("t"),
+        "get_transfer": lambda: client.get_transfer("t"),
+        "cancel": lambda: client.cancel("t"),
+        "release": lambda: client.release("t"),
+        "report_first_token": lambda: client.report_first_token("t", 1.0),
+    }
+    for name, call in calls.items():
+        with pytest.raises(skv.SpectrumKVError, match="the client is closed") as error:
+            call()
+        assert error.value.code == "CANCELLED", name
+    pool.close()
 
 
 def test_stale_epoch_registers_again_and_repeats_the_call(daemon, client, group):

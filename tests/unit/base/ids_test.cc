@@ -2,11 +2,26 @@
 
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <set>
 #include <string>
 
 namespace spectrumkv {
 namespace {
+
+TEST(IdsTest, IdsAreShortAndOfHarmlessCharacters) {
+  for (int c = 0; c < 256; ++c) {
+    const bool good = std::isalnum(c) != 0 || c == '.' || c == '_' || c == ':' || c == '-';  // in the "C" locale
+    EXPECT_EQ(IsId(std::string(1, static_cast<char>(c))), good) << c;
+    EXPECT_EQ(IsId(std::string("a") + static_cast<char>(c)), good) << c;
+    EXPECT_EQ(IsId(static_cast<char>(c) + std::string("z")), good) << c;
+  }
+  EXPECT_FALSE(IsId(""));
+  EXPECT_TRUE(IsId(std::string(127, 'x')));
+  EXPECT_TRUE(IsId(std::string(128, 'x')));
+  EXPECT_FALSE(IsId(std::string(129, 'x')));
+  EXPECT_EQ(IdRule(), "1 to 128 of A-Z a-z 0-9 . _ : -");
+}
 
 TEST(IdsTest, RandomNumbersAreDistinctAndNotZero) {
   std::set<uint64_t> seen;

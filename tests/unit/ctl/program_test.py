@@ -34,7 +34,7 @@ class ProgramTest(unittest.TestCase):
     def test_version(self):
         code, out, _ = ctl("--version")
         self.assertEqual(code, 0)
-        self.assertRegex(out, r"^spectrumkvctl \d+\.\d+\.\d+( \(.+\))?\n$")
+        self.assertRegex(out, r"^spectrumkvctl \d+\.\d+\.\d+ \((unknown|[0-9a-f]{12,}(-dirty)?)\)\n$")
 
     def test_wrong_usage_is_2(self):
         for words in ([], ["nope"], ["status", "--nope"], ["status", "extra"], ["send"], ["log-level"],

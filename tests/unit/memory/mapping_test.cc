@@ -142,6 +142,51 @@ TEST(Owned, IsZeroedAlignedAndWritable) {
   EXPECT_FALSE(AllocateOwned(uint64_t{1} << 63).ok());
 }
 
+TEST(Mapping, AsksTheFileWhetherItIsStillWhole) {
+  const struct {
+    const char* what;
+    std::vector<size_t> lengths;  // one after the other
+    bool whole;
+  } cases[] = {{"nothing", {}, true},
+               {"the same length again", {4 * kPage}, true},
+               {"longer, with a hole behind", {64 * kPage}, true},
+               {"a byte less", {4 * kPage - 1}, false},
+               {"the last page", {3 * kPage}, false},
+               {"everything", {0}, false},
+               {"cut and grown again", {0, 4 * kPage}, false},
+               {"cut a little and grown again", {3 * kPage, 4 * kPage}, false}};
+  for (const auto& change : cases) {
+    SCOPED_TRACE(change.what);
+    ShmObject object(4 * kPage, 9);
+    auto mapping = OpenShmSegment(object.name(), "/", 4 * kPage);
+    ASSERT_TRUE(mapping.ok());
+    EXPECT_TRUE((*mapping)->StillWhole());
+    for (const size_t length : change.lengths) object.Truncate(length);
+    EXPECT_FALSE((*mapping)->failed()) << "nobody has touched it";
+    EXPECT_EQ((*mapping)->StillWhole(), change.whole);
+    EXPECT_EQ((*mapping)->failed(), !change.whole);
+    object.Truncate(4 * kPage);
+    EXPECT_EQ((*mapping)->StillWhole(), change.whole) << "for ever";
+  }
+  auto owned = AllocateOwned(kPage);
+  ASSERT_TRUE(owned.ok());
+  EXPECT_TRUE((*owned)->StillWhole());
+}
+
+TEST(Mapping, ClosesItsFile) {
+  const auto open_files = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
+  };
+  ShmObject object(kPage);
+  const auto before = open_files();
+  auto mapping = OpenShmSegment(object.name(), "/", kPage);
+  ASSERT_TRUE(mapping.ok());
+  EXPECT_EQ(open_files(), before + 1);
+  mapping->reset();
+  EXPECT_FALSE(OpenShmSegment(object.name(), "/", 2 * kPage).ok());
+  EXPECT_EQ(open_files(), before);
+}
+
 // The heart of it: the daemon lives, this mapping has failed, others have not.
 TEST(SigbusGuard, ATruncatedSegmentFailsAloneAndReadsAsZero) {
   ShmObject object(4 * kPage, 9), other(kPage, 5);

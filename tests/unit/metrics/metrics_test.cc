@@ -196,6 +196,30 @@ TEST(MetricsTest, Gauges) {
             (Series{{"spectrumkv_leases_expired_total{kind=\"destination\"}", 1}}));
 }
 
+TEST(MetricsTest, ReconstructionIsSampledAtTheShareAskedFor) {
+  for (const uint64_t chunks : {uint64_t{0}, uint64_t{1}, uint64_t{2}, uint64_t{64}, uint64_t{1'000'000'000}}) {
+    Metrics metrics({"1", "r", "scalar"}, chunks);
+    constexpr int kChunks = 64 * 1000;
+    std::vector<int> sampled;
+    for (int i = 0; i < kChunks; ++i) {
+      if (metrics.SampleReconstruction()) sampled.push_back(i);
+    }
+    if (chunks == 0) {
+      EXPECT_TRUE(sampled.empty());
+      continue;
+    }
+    ASSERT_FALSE(sampled.empty());
+    EXPECT_EQ(sampled[0], 0) << "the first chunk, so that a small transfer is seen";
+    const double expected = static_cast<double>(kChunks) / static_cast<double>(chunks);
+    EXPECT_NEAR(static_cast<double>(sampled.size()), expected, 1 + 0.1 * expected) << chunks;
+    if (chunks != 64) continue;
+    // Models have 32 or 64 layers: none may be left out.
+    std::set<int> places;
+    for (const int i : sampled) places.insert(i % 64);
+    EXPECT_EQ(places.size(), 64u);
+  }
+}
+
 TEST(MetricsTest, BucketsCountUpToAndWithTheirEdge) {
   Metrics metrics;
   const double edge = 0.001;

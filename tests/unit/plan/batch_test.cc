@@ -351,5 +351,77 @@ TEST(Batch, RefusesWhatDoesNotFit) {
   EXPECT_THAT(std::string(planner->Plan({5}, scan).status().message()), HasSubstr("planned before"));
 }
 
+std::vector<const PlannedChunk*> Pointers(const PlanBatch& batch, size_t from) {
+  std::vector<const PlannedChunk*> chunks;
+  for (size_t i = from; i < batch.chunks.size(); ++i) chunks.push_back(&batch.chunks[i]);
+  return chunks;
+}
+
+TEST(Withdraw, WhatIsTakenBackIsPlannedAsBefore) {
+  for (const bool payload_only : {false, true}) {
+    Policy policy;
+    policy.budget = 0.3;
+    policy.payload_only = payload_only;
+    auto planner = Planner::Create(policy, Layers(3), 1000);
+    ASSERT_TRUE(planner.ok());
+    const auto first = planner->Plan(AllChunks(*planner), {});
+    ASSERT_TRUE(first.ok()) << first.status();
+    const TierTotals totals = planner->Withdraw(Pointers(*first, 0));
+    EXPECT_EQ(totals.k, first->totals.k);
+    EXPECT_EQ(totals.v, first->totals.v);
+    const auto second = planner->Plan(AllChunks(*planner), {});
+    ASSERT_TRUE(second.ok()) << second.status();
+    ASSERT_EQ(second->chunks.size(), first->chunks.size());
+    for (size_t i = 0; i < first->chunks.size(); ++i) EXPECT_EQ(second->chunks[i].tier_map, first->chunks[i].tier_map);
+  }
+}
+
+TEST(Withdraw, EscapesThatComeLateStayWithinTheBudgetOfTheWhole) {
+  Policy policy;
+  policy.budget = 0.4;
+  auto planner = Planner::Create(policy, Layers(4), 1000);
+  ASSERT_TRUE(planner.ok());
+  const auto first = planner->Plan(AllChunks(*planner), {});
+  ASSERT_TRUE(first.ok()) << first.status();
+  const size_t sent = 5;
+  uint64_t wire = 0;
+  for (size_t i = 0; i < sent; ++i) wire += first->chunks[i].chunk_bytes;
+  planner->Withdraw(Pointers(*first, sent));
+  std::vector<LayerScan> scan = FullScan(4, 1000);
+  for (uint32_t t = 300; t < 420; ++t) scan[3].k[t].escape = scan[2].v[t].escape = kEscapeAll;
+  std::vector<uint32_t> rest;
+  for (uint32_t i = sent; i < planner->cuts().size(); ++i) rest.push_back(i);
+  const auto second = planner->Plan(rest, scan);
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_GT(second->escaped, 0u);
+  EXPECT_EQ(second->escape_overrun_bytes, 0u);
+  EXPECT_LE(wire + second->wire_bytes, Budget(policy, *planner));
+}
+
+TEST(Withdraw, WhatNoLongerFitsIsAnErrorNotAnOverrun) {
+  Policy policy;
+  policy.budget = 0.2;
+  for (const bool soft : {false, true}) {
+    policy.soft_budget = soft;
+    auto planner = Planner::Create(policy, Layers(2), 1000);
+    ASSERT_TRUE(planner.ok());
+    const auto first = planner->Plan(AllChunks(*planner), {});
+    ASSERT_TRUE(first.ok());
+    planner->Withdraw(Pointers(*first, 1));
+    std::vector<LayerScan> scan = FullScan(2, 1000);
+    for (TokenScan& token : scan[1].k) token.escape = kEscapeAll;
+    std::vector<uint32_t> rest;
+    for (uint32_t i = 1; i < planner->cuts().size(); ++i) rest.push_back(i);
+    const auto second = planner->Plan(rest, scan);
+    if (soft) {
+      ASSERT_TRUE(second.ok()) << second.status();
+      EXPECT_EQ(second->escape_overrun_bytes, 0u);
+      EXPECT_GT(planner->effective_budget(), 0.2);
+    } else {
+      EXPECT_EQ(ReasonOf(second.status()), "BUDGET_TOO_SMALL");
+    }
+  }
+}
+
 }  // namespace
 }  // namespace spectrumkv

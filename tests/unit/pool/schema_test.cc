@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
+#include <optional>
 #include <random>
 
 #include "kernels/format/chunk.h"
@@ -228,21 +230,73 @@ TEST(CheckSchema, ChunkOfOneTokenMustFit) {
   ExpectBad(schema, "CHUNK_TOO_LARGE", "groups[0]", bytes - 1);
 }
 
-// Brute force: the answer must be right wherever it says "disjoint".
-TEST(FindOverlap, NeverMissesOne) {
-  std::mt19937 random(5);
-  const auto pick = [&random](uint64_t n) { return std::uniform_int_distribution<uint64_t>(0, n - 1)(random); };
-  int disjoint = 0, overlapping = 0;
-  for (int round = 0; round < 20000; ++round) {
-    std::vector<Lattice> lattices;
-    for (int i = 0; i < 3; ++i) {
-      Lattice lattice{0, pick(12) * 2, 2, {}};
-      for (auto& dim : lattice.dims) dim = {2 * (1 + pick(16)), 1 + pick(4)};
-      if (SpanOf(lattice) && FindSelfOverlap(lattice) < 0) lattices.push_back(lattice);
+// A group of one layer, fused K and V, that has `share` of every `stride` bytes from `offset` on, one block in each.
+GroupSchema Slice(uint32_t layer, uint64_t offset, uint64_t stride, uint32_t block_tokens, uint64_t num_blocks) {
+  GroupSchema group = MakeSchema("lbpthd").groups[0];
+  const uint64_t token = group.layers[0].k.token_stride_bytes;  // 64 bytes
+  group.block_tokens = block_tokens;
+  group.num_blocks = num_blocks;
+  TensorSchema k = group.layers[0].k;
+  k.offset_bytes = offset;
+  k.block_stride_bytes = stride;
+  TensorSchema v = k;
+  v.offset_bytes += token * block_tokens;
+  group.layers = {LayerSchema{layer, k, v}};
+  return group;
+}
+
+PoolSchema Shared(std::vector<GroupSchema> groups) {
+  PoolSchema schema = MakeSchema("lbpthd");
+  schema.groups = std::move(groups);
+  schema.segments[0].size_bytes = 1 << 20;
+  return schema;
+}
+
+TEST(CheckSchema, GroupsMayShareARegionInDisjointParts) {
+  // Blocks of 4 tokens have 512 bytes, of 8 tokens 1024.
+  const struct {
+    const char* what;
+    std::vector<GroupSchema> groups;
+    const char* overlap;  // "": disjoint
+  } cases[] = {
+      {"one after the other", {Slice(0, 0, 512, 4, 8), Slice(1, 4096, 512, 4, 8)}, ""},
+      {"side by side in each page", {Slice(0, 0, 1536, 4, 8), Slice(1, 512, 1536, 8, 8)}, ""},
+      {"side by side, more pages of one", {Slice(0, 0, 1536, 4, 80), Slice(1, 512, 1536, 8, 8)}, ""},
+      {"another in every second page",
+       {Slice(0, 0, 1536, 4, 8), Slice(1, 512, 3072, 8, 4), Slice(2, 2048, 3072, 8, 4)}, ""},
+      {"two strides without a common page", {Slice(0, 0, 1024, 4, 9), Slice(1, 512, 5 * 1024, 4, 2)}, ""},
+      {"apart, with a third that reaches from one to the other",
+       {Slice(0, 0, 2048, 4, 4), Slice(1, 8192, 2048, 4, 4), Slice(2, 1024, 2048, 4, 8)}, ""},
+      {"the same, with its own stride",
+       {Slice(0, 0, 2048, 4, 4), Slice(1, 8192, 2048, 4, 4), Slice(2, 1024, 4096, 4, 3)}, ""},
+      {"the same page", {Slice(0, 0, 1536, 4, 8), Slice(1, 0, 1536, 4, 8)}, "groups[1].layers[0].k"},
+      {"a page's end", {Slice(0, 0, 1536, 4, 8), Slice(1, 510, 1536, 8, 8)}, "groups[1].layers[0].k"},
+      {"the next page's begin", {Slice(0, 0, 1536, 4, 8), Slice(1, 514, 1536, 8, 8)}, "groups[1].layers[0].v"},
+      {"every second page, shifted into the first", {Slice(0, 0, 1536, 4, 8), Slice(1, 1024, 3072, 8, 4)},
+       "groups[1].layers[0].v"},
+      {"strides that meet once, late", {Slice(0, 0, 5120, 4, 100), Slice(1, 1024, 7168, 4, 70)},
+       "groups[1].layers[0].k"},
+  };
+  for (const auto& test : cases) {
+    SCOPED_TRACE(test.what);
+    const absl::Status status = CheckSchema(Shared(test.groups), kNoLimit);
+    if (std::string(test.overlap).empty()) {
+      EXPECT_TRUE(status.ok()) << status;
+    } else {
+      EXPECT_EQ(ReasonOf(status), "OVERLAP");
+      EXPECT_EQ(MetadataOf(status)["field"], test.overlap) << status;
     }
-    std::vector<int> owners(1024, -1);
-    bool truth = false;
+  }
+}
+
+// Marks every byte. The answer must be right whether it says that two overlap or that none do.
+class BruteForce {
+ public:
+  // Whether any two of `lattices` share a byte; `among` restricts it to two of them.
+  static bool Overlap(const std::vector<Lattice>& lattices, std::optional<std::pair<size_t, size_t>> among = {}) {
+    std::map<uint64_t, size_t> owners;
     for (size_t i = 0; i < lattices.size(); ++i) {
+      if (among.has_value() && i != among->first && i != among->second) continue;
       const auto& d = lattices[i].dims;
       for (uint64_t n = 0; n < d[0].extent * d[1].extent * d[2].extent * d[3].extent; ++n) {
         uint64_t rest = n, at = lattices[i].offset;
@@ -250,17 +304,91 @@ TEST(FindOverlap, NeverMissesOne) {
           at += rest % dim.extent * dim.stride;
           rest /= dim.extent;
         }
-        ASSERT_NE(owners[at], static_cast<int>(i)) << "nested, and yet an element is there twice";
-        truth = truth || owners[at] >= 0;
-        owners[at] = static_cast<int>(i);
+        for (uint64_t byte = at; byte < at + lattices[i].element_bytes; ++byte) {
+          if (!owners.emplace(byte, i).second) return true;
+        }
       }
     }
-    const bool found = FindOverlap(lattices).has_value();
-    ASSERT_TRUE(found || !truth) << "round " << round;
-    (found ? overlapping : disjoint) += 1;
+    return false;
+  }
+};
+
+void ExpectExact(const std::vector<Lattice>& lattices, int* disjoint, int* overlapping) {
+  const auto found = FindOverlap(lattices);
+  ASSERT_EQ(found.has_value(), BruteForce::Overlap(lattices));
+  if (found.has_value()) {
+    ASSERT_TRUE(BruteForce::Overlap(lattices, found)) << "the two that are named are apart";
+  }
+  (found.has_value() ? *overlapping : *disjoint) += 1;
+}
+
+TEST(FindOverlap, IsExactOnSmallTensors) {
+  std::mt19937 random(5);
+  const auto pick = [&random](uint64_t n) { return std::uniform_int_distribution<uint64_t>(0, n - 1)(random); };
+  int disjoint = 0, overlapping = 0;
+  for (int round = 0; round < 20000; ++round) {
+    SCOPED_TRACE(round);
+    std::vector<Lattice> lattices;
+    for (int i = 0; i < 3; ++i) {
+      Lattice lattice{0, pick(12) * 2, 2, {}};
+      for (auto& dim : lattice.dims) dim = {2 * (1 + pick(16)), 1 + pick(4)};
+      if (!SpanOf(lattice) || FindSelfOverlap(lattice) >= 0) continue;
+      ASSERT_FALSE(BruteForce::Overlap({lattice})) << "nested, and yet an element is there twice";
+      lattices.push_back(lattice);
+    }
+    ExpectExact(lattices, &disjoint, &overlapping);
+    if (HasFatalFailure()) return;
   }
   EXPECT_GT(disjoint, 1000);
   EXPECT_GT(overlapping, 1000);
+}
+
+// Pages of many sizes with a slice each, as groups of a hybrid model have them: strides differ and reach far.
+TEST(FindOverlap, IsExactOnInterleavedPages) {
+  std::mt19937 random(6);
+  const auto pick = [&random](uint64_t first, uint64_t last) {
+    return std::uniform_int_distribution<uint64_t>(first, last)(random);
+  };
+  int disjoint = 0, overlapping = 0;
+  for (int round = 0; round < 4000; ++round) {
+    SCOPED_TRACE(round);
+    const uint64_t unit = pick(1, 3);
+    std::vector<Lattice> lattices;
+    for (uint64_t i = pick(2, 4); i > 0; --i) {
+      Lattice lattice{0, unit * pick(0, 40), 1, {}};
+      lattice.dims[0] = {unit * pick(6, 30), pick(1, 40)};  // blocks
+      lattice.dims[1] = {unit * pick(1, 3), pick(1, 3)};    // tokens
+      lattice.dims[2] = {1, pick(1, unit)};                 // bytes
+      if (FindSelfOverlap(lattice) < 0) lattices.push_back(lattice);
+    }
+    ExpectExact(lattices, &disjoint, &overlapping);
+    if (HasFatalFailure()) return;
+  }
+  EXPECT_GT(disjoint, 300);
+  EXPECT_GT(overlapping, 300);
+}
+
+TEST(FindOverlap, LargeTensorsTakeNoTime) {
+  const uint64_t page = 1 << 20;
+  const auto slice = [](uint64_t offset, uint64_t stride, uint64_t extent, uint64_t bytes) {
+    return Lattice{0, offset, bytes, {{{stride, extent}, {0, 1}, {0, 1}, {0, 1}}}};
+  };
+  // A million pages each. Strides with a common measure are decided; 2^40 bytes are not walked.
+  EXPECT_FALSE(FindOverlap({slice(0, 2 * page, 1 << 20, page), slice(page, 6 * page, 1 << 18, page)}));
+  EXPECT_TRUE(FindOverlap({slice(0, 2 * page, 1 << 20, page + 1), slice(page, 6 * page, 1 << 18, page)}));
+  // They meet in one byte, far behind.
+  const uint64_t far = 6 * page * ((1 << 18) - 1) + 2 * page;
+  EXPECT_TRUE(FindOverlap({slice(0, 2 * page, 1 << 20, page), slice(page, 6 * page, 1 << 18, page),
+                           slice(far - 1, 7, 1, 1)}).has_value());
+  EXPECT_FALSE(FindOverlap({slice(0, 2 * page, 1 << 20, page - 1), slice(page, 6 * page, 1 << 18, page - 1),
+                            slice(far - 1, 7, 1, 1)}).has_value());
+  // The bytes of one are 0 modulo 4, those of the other 1, and nothing larger divides their strides: they are apart, but
+  // there are 2^28 places to try. The bound on the work ends it, on the safe side.
+  const auto combed = [](uint64_t offset, uint64_t stride) {
+    return Lattice{0, offset, 1, {{{4 * stride, 1 << 20}, {4, 1 << 27}, {0, 1}, {0, 1}}}};
+  };
+  EXPECT_TRUE(FindOverlap({combed(0, (1 << 28) - 1), combed(1, (1 << 28) - 3)}).has_value());
+  EXPECT_FALSE(FindOverlap({combed(0, (1 << 28) - 1), combed(1, (1 << 28) - 1)}).has_value());
 }
 
 }  // namespace

@@ -125,6 +125,7 @@ TEST(FrameCodec, HelloBounds) {
   };
   EXPECT_EQ(field([](HelloFrame*) {}), "accepted");
   EXPECT_EQ(field([](HelloFrame* h) { h->transfer_id.assign(128, 'x'); }), "accepted");
+  EXPECT_EQ(field([](HelloFrame* h) { h->transfer_id = "no space"; }), "hello.transfer_id");
   EXPECT_EQ(field([](HelloFrame* h) { h->transfer_id.assign(129, 'x'); }), "hello.transfer_id");
   EXPECT_EQ(field([](HelloFrame* h) { h->transfer_id.clear(); }), "hello.transfer_id");
   EXPECT_EQ(field([](HelloFrame* h) { h->transfer_token.clear(); }), "accepted");

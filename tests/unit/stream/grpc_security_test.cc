@@ -2,7 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
 #include <fstream>
+#include <iterator>
 #include <thread>
 
 #include "server/base/status.h"
@@ -81,6 +85,68 @@ TEST_F(SecurityTest, BadFilesAreNamed) {
   dial.security.ca_file = ca_.folder() + "/text.pem";
   std::ofstream(dial.security.ca_file) << "not a certificate\n";
   EXPECT_EQ(ReasonOf(GrpcTransport::Create(dial).status()), "TLS_FILE_INVALID");
+}
+
+// As the openssl program says it.
+int64_t EndOf(const std::string& file) {
+  FILE* program = popen(("date -d \"$(openssl x509 -enddate -noout -in " + file + " | cut -d= -f2)\" +%s").c_str(), "r");
+  char line[64] = {};
+  EXPECT_NE(fgets(line, sizeof(line), program), nullptr);
+  EXPECT_EQ(pclose(program), 0);
+  return std::atoll(line);
+}
+
+std::string Text(const std::string& file) {
+  std::ifstream in(file);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+TEST_F(SecurityTest, ExpiryIsThatOfTheFirstCertificateToEnd) {
+  EXPECT_EQ(CertificateExpiry(PeerSecurity{}).value(), 0) << "plain";
+  PeerSecurity security = ca_.Issue("spectrumkv");
+  const int64_t two_days = EndOf(security.cert_file);
+  EXPECT_NEAR(static_cast<double>(two_days - time(nullptr)), 2 * 86400, 600);
+  EXPECT_EQ(CertificateExpiry(security).value(), two_days);
+
+  const PeerSecurity early = ca_.Issue("spectrumkv", "spectrumkv", /*days=*/1);
+  const int64_t one_day = EndOf(early.cert_file);
+  ASSERT_LT(one_day, two_days);
+  security.cert_file = ca_.folder() + "/chain.pem";
+  for (const bool early_first : {true, false}) {
+    std::ofstream(security.cert_file) << "subject=with text before\n"
+                                      << Text(early_first ? early.cert_file : ca_.ca_file())
+                                      << Text(early_first ? ca_.ca_file() : early.cert_file);
+    EXPECT_EQ(CertificateExpiry(security).value(), one_day);
+  }
+  // Behind 2049 the time is written in another way.
+  const PeerSecurity late = ca_.Issue("spectrumkv", "spectrumkv", /*days=*/20000);
+  EXPECT_EQ(CertificateExpiry(late).value(), EndOf(late.cert_file));
+}
+
+TEST_F(SecurityTest, ExpiryOfWhatIsNoCertificateIsRefused) {
+  const PeerSecurity good = ca_.Issue("spectrumkv");
+  const std::string pem = Text(good.cert_file);
+  const std::string begin = "-----BEGIN CERTIFICATE-----\n", end = "-----END CERTIFICATE-----\n";
+  const struct {
+    const char* what;
+    std::string text;
+    const char* reason;
+  } cases[] = {{"no file", "", "TLS_FILE_UNREADABLE"},
+               {"no PEM", "certificate", "TLS_FILE_INVALID"},
+               {"a key", Text(good.key_file), "TLS_FILE_INVALID"},
+               {"no base64", begin + "!!!!\n" + end, "TLS_FILE_INVALID"},
+               {"no DER", begin + "AAAA\n" + end, "TLS_FILE_INVALID"},
+               {"cut off", pem.substr(0, pem.size() / 2), "TLS_FILE_INVALID"},
+               {"a good one, then one cut off", pem + pem.substr(0, pem.size() / 2), "TLS_FILE_INVALID"}};
+  for (const auto& bad : cases) {
+    PeerSecurity security = good;
+    security.cert_file = ca_.folder() + "/bad.pem";
+    std::ofstream(security.cert_file) << bad.text;
+    const auto expiry = CertificateExpiry(security);
+    EXPECT_EQ(ReasonOf(expiry.status()), bad.reason) << bad.what;
+    EXPECT_EQ(MetadataOf(expiry.status())["file"], security.cert_file) << bad.what;
+  }
+  EXPECT_TRUE(CertificateExpiry(good).ok()) << "an earlier failure leaves nothing behind";
 }
 
 }  // namespace

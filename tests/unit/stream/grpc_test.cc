@@ -203,7 +203,7 @@ TEST_F(GrpcTest, AnOrdinaryProtobufClientSpeaksBothStreams) {
   v1::DataRequest request;
   *request.mutable_open() = [] {
     v1::DataOpen open;
-    open.set_transfer_id("plain client");
+    open.set_transfer_id("plain-client");
     open.set_attempt(1);
     open.set_session(42);
     return open;
@@ -217,7 +217,7 @@ TEST_F(GrpcTest, AnOrdinaryProtobufClientSpeaksBothStreams) {
   }
   auto accepted = acceptor_.WaitData();
   ASSERT_NE(accepted.stream, nullptr);
-  EXPECT_EQ(accepted.open.transfer_id, "plain client");
+  EXPECT_EQ(accepted.open.transfer_id, "plain-client");
   EXPECT_EQ(accepted.open.session, 42u);
   ASSERT_TRUE(accepted.listener->WaitChunks(20));
   for (uint32_t i = 0; i < 20; ++i) {

@@ -23,13 +23,13 @@ bool TestCa::Run(const std::string& command) {
   return std::system(("cd " + folder_ + " && " + command + " >log 2>&1").c_str()) == 0;
 }
 
-PeerSecurity TestCa::Issue(const std::string& identity, const std::string& expected) {
+PeerSecurity TestCa::Issue(const std::string& identity, const std::string& expected, int days) {
   const std::string name = "cert" + std::to_string(issued_++);
   std::ofstream(folder_ + "/" + name + ".ext") << "subjectAltName=DNS:" << identity << "\n";
   ok_ = ok_ && Run("openssl ecparam -name prime256v1 -genkey -noout -out " + name + ".key") &&
         Run("openssl req -new -key " + name + ".key -subj /CN=" + identity + " -out " + name + ".csr") &&
-        Run("openssl x509 -req -in " + name + ".csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile " + name +
-            ".ext -out " + name + ".pem");
+        Run("openssl x509 -req -in " + name + ".csr -CA ca.pem -CAkey ca.key -CAcreateserial -days " +
+            std::to_string(days) + " -extfile " + name + ".ext -out " + name + ".pem");
   PeerSecurity security;
   security.mode = PeerSecurity::Mode::kMtls;
   security.cert_file = folder_ + "/" + name + ".pem";

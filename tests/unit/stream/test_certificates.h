@@ -16,7 +16,7 @@ class TestCa {
   TestCa& operator=(const TestCa&) = delete;
   bool ok() const { return ok_; }
   // mTLS with a certificate whose subject alternative name is `identity`; peers are expected to be `expected`.
-  PeerSecurity Issue(const std::string& identity, const std::string& expected = "spectrumkv");
+  PeerSecurity Issue(const std::string& identity, const std::string& expected = "spectrumkv", int days = 2);
   std::string ca_file() const { return folder_ + "/ca.pem"; }
   const std::string& folder() const { return folder_; }
 

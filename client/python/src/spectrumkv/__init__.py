@@ -6,12 +6,14 @@ are in spectrumkv.v1, the chunk format in spectrumkv.wire.
 
 from spectrumkv.client import Client
 from spectrumkv.errors import SpectrumKVError, TransferFailed, retry
+from spectrumkv.generations import BlockGenerations
 from spectrumkv.groups import Group, block_runs
 from spectrumkv.policies import policy, tier_name
 from spectrumkv.pools import DaemonOwnedPool, Pool, SharedMemoryPool
 from spectrumkv.segment import SharedSegment
 
 __all__ = [
+    "BlockGenerations",
     "Client",
     "DaemonOwnedPool",
     "Group",

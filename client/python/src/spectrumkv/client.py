@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from spectrumkv.errors import SpectrumKVError, TransferFailed, error_from_rpc, rpc
+from spectrumkv.errors import SpectrumKVError, TransferFailed, rpc, rpc_errors
 from spectrumkv.groups import Group, block_runs
 from spectrumkv.pools import DaemonOwnedPool, Pool, SharedMemoryPool
 from spectrumkv.v1 import policy_pb2, report_pb2, schema_pb2, worker_service_pb2, worker_service_pb2_grpc
@@ -43,6 +43,7 @@ class Client:
             ],
         )
         self.timeout_s = timeout_s
+        self.closed = False
         # The generated stub, for what has no method here.
         self.worker: Any = worker_service_pb2_grpc.WorkerServiceStub(self._channel)
 
@@ -128,13 +129,12 @@ class Client:
     ) -> Iterator[worker_service_pb2.WatchTransferResponse]:
         """Events of a transfer: layers_ready, progress, and last `terminal` with the report."""
         request = worker_service_pb2.WatchTransferRequest(transfer=_key(transfer_id, role))
-        stream = self.worker.WatchTransfer(request, timeout=timeout_s)
-        try:
-            yield from stream
-        except grpc.RpcError as error:
-            raise error_from_rpc(error) from None
-        finally:
-            stream.cancel()
+        with rpc_errors():
+            stream = self.worker.WatchTransfer(request, timeout=timeout_s)
+            try:
+                yield from stream
+            finally:
+                stream.cancel()
 
     def wait(
         self, transfer_id: str, *, role: str = "", timeout_s: float | None = None,
@@ -178,7 +178,11 @@ class Client:
         rpc(self.worker.ReportFirstToken, request, self.timeout_s)
 
     def close(self) -> None:
-        """Closes the connection. Close pools first: what a pool holds is released when its stream breaks."""
+        """Closes the connection; calls that are waiting, and later ones, raise CANCELLED. Idempotent.
+
+        Close pools first: what a pool holds is released when its stream breaks, and it cannot be registered again.
+        """
+        self.closed = True  # before the channel: the threads of pools look here for why it broke
         self._channel.close()
 
     def __enter__(self) -> Client:

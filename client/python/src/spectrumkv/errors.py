@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -95,9 +96,20 @@ def retry(call: Callable[[], T], *, attempts: int = 5, timeout_s: float = 30.0, 
     raise ValueError(f"attempts must be at least 1, not {attempts}")
 
 
-def rpc(method: Callable[..., Any], request: Any, timeout_s: float | None) -> Any:
-    """One unary call; raises SpectrumKVError."""
+@contextlib.contextmanager
+def rpc_errors() -> Iterator[None]:
+    """What gRPC raises in the block becomes a SpectrumKVError; a call on a closed client is CANCELLED."""
     try:
-        return method(request, timeout=timeout_s)
+        yield
     except grpc.RpcError as error:
         raise error_from_rpc(error) from None
+    except ValueError as error:
+        if "Cannot invoke RPC" not in str(error):  # gRPC's words for a channel that was closed
+            raise
+        raise SpectrumKVError("CANCELLED", "", "the client is closed") from None
+
+
+def rpc(method: Callable[..., Any], request: Any, timeout_s: float | None) -> Any:
+    """One unary call; raises SpectrumKVError."""
+    with rpc_errors():
+        return method(request, timeout=timeout_s)

@@ -7,9 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import grpc
-
-from spectrumkv.errors import SpectrumKVError
+from spectrumkv.errors import SpectrumKVError, rpc_errors
 from spectrumkv.v1 import schema_pb2, worker_service_pb2
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ class HoldThread:
     """One HoldPool stream with a ping every third of the lease, for as long as the pool is open.
 
     When the stream breaks or the daemon says that the pool is no more, the pool is registered again, with growing
-    pauses between attempts, where it can be; otherwise the thread ends.
+    pauses between attempts, where it can be; otherwise, and when the client is closed, the thread ends.
     """
 
     def __init__(self, worker: Any, pool: Pool) -> None:
@@ -56,6 +54,9 @@ class HoldThread:
         while not self._stopped.is_set():
             ref = self._pool.ref
             held, why = self._hold(ref)
+            if self._pool.client.closed:
+                _log.info("pool %s is no longer held: its client is closed", ref.pool_id)
+                return
             if self._stopped.is_set() or self._closing.is_set():
                 self._stopped.wait(_FIRST_WAIT_S)  # until close() has its answer
                 continue
@@ -67,6 +68,8 @@ class HoldThread:
                 if not self._pool.register_again(ref):
                     return
             except SpectrumKVError as error:
+                if self._pool.client.closed:
+                    return
                 _log.warning("pool %s cannot be registered again yet: %s", ref.pool_id, error)
 
     def _hold(self, ref: schema_pb2.PoolRef) -> tuple[bool, str]:
@@ -74,16 +77,17 @@ class HoldThread:
         over = threading.Event()
         answered = False
         try:
-            self._stream = self._worker.HoldPool(self._pings(ref, over))
-            for response in self._stream:
-                answered = True
-                if response.event == "DRAINING":  # new work is refused; what the pool holds is still kept
-                    _log.warning("the daemon of pool %s is draining", ref.pool_id)
-                elif response.event:
-                    return answered, response.event
+            with rpc_errors():
+                self._stream = self._worker.HoldPool(self._pings(ref, over))
+                for response in self._stream:
+                    answered = True
+                    if response.event == "DRAINING":  # new work is refused; what the pool holds is still kept
+                        _log.warning("the daemon of pool %s is draining", ref.pool_id)
+                    elif response.event:
+                        return answered, response.event
             return answered, "the stream ended"
-        except grpc.RpcError as error:
-            return answered, str(error.details() or error.code())
+        except SpectrumKVError as error:
+            return answered, error.message or error.code
         finally:
             over.set()
 

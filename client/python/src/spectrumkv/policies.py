@@ -27,8 +27,9 @@ def policy(
 ) -> policy_pb2.Policy:
     """How the tokens of a transfer are coded. What is not given is the daemon's default.
 
-    budget: share of the raw KV bytes that may cross the wire, everything counted; a hard bound, in (0, 1.1]. Not
-        given: the daemon's default, raised to the least possible where a source cannot meet it.
+    budget: share of the raw KV bytes that may cross the wire, everything counted; a hard bound, in (0, 10].
+        Above 1 only RAW needs, and a few tokens that pay for their headers. Not given: the daemon's default, raised to
+        the least possible where a source cannot meet it.
     allocator: "GREEDY", "SINK_PROTECT", "BALANCED", "TWO_TIER", "UNIFORM", "RANDOM", "PDTRIM", "SLIDING_WINDOW_SINK"
         or "RAW". uniform_tier is for UNIFORM, random_seed for RANDOM.
     tiers: those that may be used: "RAW", "P8", "Q8", "Q4", "P4", "Q3", "Q2", "DROP".

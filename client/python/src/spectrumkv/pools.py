@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from spectrumkv.errors import SpectrumKVError, error_from_rpc, rpc
+from spectrumkv.errors import SpectrumKVError, rpc, rpc_errors
+from spectrumkv.generations import BlockGenerations
 from spectrumkv.groups import Group, block_runs
 from spectrumkv.hold import HoldThread
 from spectrumkv.segment import SHM_DIRECTORY, SharedSegment
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 SelfPool = TypeVar("SelfPool", bound="Pool")
 
 _GROUP_ALIGN = 4096
+_GENERATION_BYTES = 8
 _PUT_MESSAGE_BYTES = 1 << 20
 _PLANES = (worker_service_pb2.PLANE_K, worker_service_pb2.PLANE_V)
 # The daemon has forgotten the pool: it restarted, or the lease ran out.
@@ -101,10 +103,8 @@ class Pool:
         shape = self._shape_of(blocks, group)
         if kv.shape != shape or kv.dtype != self.groups[group].numpy_dtype:
             raise ValueError(f"kv must be {self.groups[group].numpy_dtype} {shape}, not {kv.dtype} {kv.shape}")
-        try:
+        with rpc_errors():
             response = self.client.worker.PutBlocks(self._put_requests(kv, blocks, group), timeout=self.client.timeout_s)
-        except grpc.RpcError as error:
-            raise error_from_rpc(error) from None
         return int(response.bytes)
 
     def _put_requests(
@@ -131,15 +131,13 @@ class Pool:
         layers = {layer: index for index, layer in enumerate(spec.layers)}
         request = worker_service_pb2.GetBlocksRequest(pool=self.ref, group=group, runs=block_runs(blocks, group).runs)
         left = out.shape[0] * out.shape[1] * out.shape[2]
-        try:
+        with rpc_errors():
             for response in self.client.worker.GetBlocks(request, timeout=self.client.timeout_s):
                 for block in response.blocks:
                     plane = _PLANES.index(block.plane)
                     data = np.frombuffer(block.data, spec.numpy_dtype).reshape(out.shape[3:])
                     out[layers[block.layer], plane, places[block.block]] = data
                     left -= 1
-        except grpc.RpcError as error:
-            raise error_from_rpc(error) from None
         if left:
             raise SpectrumKVError("INTERNAL", "", f"GetBlocks left out {left} blocks")
         return out
@@ -152,7 +150,8 @@ class Pool:
         """Unregisters the pool, once no transfer touches it, and stops the hold thread. Idempotent.
 
         timeout_ms: how long to wait for transfers; 0: the daemon's default. When it passes, raises DEADLINE_EXCEEDED
-        and the pool stays as it was. A daemon that is gone, or has forgotten the pool, is no error.
+        and the pool stays as it was. A daemon that is gone, or has forgotten the pool, is no error; nor is a client that
+        was closed before: the daemon has let go of the pool when its stream broke.
         """
         with self._lock:
             if self._closed:
@@ -163,7 +162,7 @@ class Pool:
         try:
             rpc(self.client.worker.UnregisterPool, request, self.client.timeout_s)
         except SpectrumKVError as error:
-            if error.code not in _GONE:
+            if error.code not in _GONE and not self.client.closed:
                 self._hold.not_closing()
                 raise
         with self._lock:
@@ -187,7 +186,8 @@ class SharedMemoryPool(Pool):
     """A pool in a shared memory segment that this process made; registered again by itself when the daemon restarts.
 
     All groups lie in one segment, each at a multiple of 4096 bytes. shared_dir: where the segment is made instead of
-    /dev/shm, the daemon's memory.shared_dir as this process sees it; the daemon then maps it as a file.
+    /dev/shm, the daemon's memory.shared_dir as this process sees it; the daemon then maps it as a file. generations:
+    blocks have sequence locks behind the groups, see writing().
     """
 
     _restorable = True
@@ -195,11 +195,16 @@ class SharedMemoryPool(Pool):
     def __init__(
         self, client: Client, groups: Sequence[Group], *, model: str, revision: str = "", lease_ttl_ms: int = 0,
         segment_name: str = "", shared_dir: str = "", tensor_parallel_rank: int = 0, tensor_parallel_size: int = 1,
+        generations: bool = False,
     ) -> None:  # fmt: skip
         offsets, size = [], 0
         for group in groups:
             offsets.append(size)
             size += -(-group.size_bytes // _GROUP_ALIGN) * _GROUP_ALIGN
+        table_offset, table_bytes = size, 0
+        if generations:
+            table_bytes = max(group.num_blocks for group in groups) * _GENERATION_BYTES
+            size += -(-table_bytes // _GROUP_ALIGN) * _GROUP_ALIGN
         self.segment = SharedSegment(size, segment_name, shared_dir or SHM_DIRECTORY)
         self._views = [g.view(self.segment.memory, at) for g, at in zip(groups, offsets, strict=True)]
         schema = schema_pb2.PoolSchema(
@@ -207,6 +212,11 @@ class SharedMemoryPool(Pool):
             tensor_parallel_size=tensor_parallel_size,
             groups=[g.to_proto(0, at) for g, at in zip(groups, offsets, strict=True)],
         )  # fmt: skip
+        self.generations: BlockGenerations | None = None
+        if generations:
+            schema.generations.offset_bytes = table_offset
+            table = self.segment.memory[table_offset : table_offset + table_bytes].view("<u8")
+            self.generations = BlockGenerations(table)
         segment = schema.segments.add()
         if shared_dir:
             segment.file.path, segment.file.size_bytes = self.segment.name.lstrip("/"), size
@@ -221,9 +231,19 @@ class SharedMemoryPool(Pool):
     def kv(self, group: int = 0) -> NDArray[Any]:
         """The cache itself, no copy: [layers, planes, num_blocks, block_tokens, heads, head_dim].
 
-        Blocks named in a send or publish must not be written until that transfer is terminal.
+        Blocks named in a send or publish must not be written until that transfer is terminal. A pool made with
+        `generations` is guarded: written inside writing(), blocks fail such a transfer instead of mixing into it.
         """
         return self._views[group]
+
+    def writing(self, blocks: Iterable[int]) -> contextlib.AbstractContextManager[None]:
+        """A context in which these blocks (of any group) may be written; see BlockGenerations.writing.
+
+        Raises ValueError for a pool made without `generations`: nobody would look.
+        """
+        if self.generations is None:
+            raise ValueError("the pool was made without generations")
+        return self.generations.writing(blocks)
 
     def k(self, layer: int) -> NDArray[Any]:
         """Keys of a layer (index in the model), no copy: [num_blocks, block_tokens, heads, head_dim]."""
@@ -241,13 +261,17 @@ class SharedMemoryPool(Pool):
         raise KeyError(f"layer {layer} is in no group")
 
     def write_tokens(self, kv: NDArray[Any], blocks: Sequence[int], group: int = 0) -> None:
-        """Copies kv [layers, planes, tokens, heads, head_dim] into blocks, token t to the (t / block_tokens)-th."""
+        """Copies kv [layers, planes, tokens, heads, head_dim] into blocks, token t to the (t / block_tokens)-th.
+
+        In a pool with `generations` the blocks are marked as being written meanwhile.
+        """
         size = self.groups[group].block_tokens
         if kv.shape[2] > size * len(blocks):
             raise ValueError(f"{kv.shape[2]} tokens do not fit into {len(blocks)} blocks of {size}")
-        for place, block in enumerate(blocks):
-            part = kv[:, :, place * size : (place + 1) * size]
-            self._views[group][:, :, block, : part.shape[2]] = part
+        with self.writing(blocks) if self.generations is not None else contextlib.nullcontext():
+            for place, block in enumerate(blocks):
+                part = kv[:, :, place * size : (place + 1) * size]
+                self._views[group][:, :, block, : part.shape[2]] = part
 
     def read_tokens(self, token_count: int, blocks: Sequence[int], group: int = 0) -> NDArray[Any]:
         """A copy of the tokens in blocks, [layers, planes, token_count, heads, head_dim]."""

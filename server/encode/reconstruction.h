@@ -1,0 +1,27 @@
+// What coding lost: a coded chunk is decoded again on the sender and compared with its source. For sampled chunks: it
+// costs about as much as a scalar encode.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "server/encode/encode.h"
+
+namespace spectrumkv {
+
+// By tier id, of the tokens whose K (or V) travels at that tier: root mean square error over the root mean square of
+// the originals, as decoded to the source's data type. Nothing for a tier without tokens. Values that are not finite
+// are left out; a plane of zeros that stay zeros has error 0.
+struct ReconstructionError {
+  std::array<std::optional<double>, kTierCount> k, v;
+};
+
+// `data` is what EncodeChunk made of `cut`. All empty where that cannot be said: a source with generations was written
+// since (they differ from scratch->generations_before of that EncodeChunk), or the bytes are no chunk of these dims.
+// REQUIRES: `scratch` was last used by that EncodeChunk; the source as there.
+ReconstructionError MeasureReconstruction(const Backend& backend, const EncodeSource& source, const ChunkCut& cut,
+                                          const uint8_t* data, size_t size, EncodeScratch* scratch);
+
+}  // namespace spectrumkv

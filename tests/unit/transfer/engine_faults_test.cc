@@ -1,0 +1,283 @@
+// The engine when something is wrong: cancels, lost peers and pools, broken and lying connections.
+#include "tests/unit/transfer/two_engines.h"
+
+namespace spectrumkv {
+namespace {
+
+TEST_F(EngineTest, CancelReturnsOnlyWhenNoByteCanLand) {
+  Build();
+  Prepare();
+  b_->backend().SetOpen(false);
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
+  ASSERT_TRUE(a_->manager().StartSender(Send("t", Source(), Raw())).ok());
+  ASSERT_TRUE(b_->backend().WaitForADecode());
+  std::atomic<bool> cancelled{false};
+  absl::StatusOr<TransferReport> answer = absl::UnknownError("");
+  b_->manager().Cancel("t", Role::kReceiver, [&](absl::StatusOr<TransferReport> report) {
+    answer = std::move(report);
+    cancelled = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_FALSE(cancelled.load()) << "a decode is still writing";
+  EXPECT_EQ(ReasonOf(b_->pools().ReserveTarget(target_pool_, kEpochB, {{0, {{10, 1}}}}, 8).status()), "BLOCKS_IN_USE");
+  b_->backend().SetOpen(true);
+  for (int i = 0; i < 200 && !cancelled.load(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  ASSERT_TRUE(cancelled.load());
+  ASSERT_TRUE(answer.ok());
+  EXPECT_EQ(answer->state, TransferState::kCancelled);
+  EXPECT_EQ(a_->Watch("t", Role::kSender)->WaitTerminal().state, TransferState::kCancelled) << "both sides learn it";
+  EXPECT_NE(Target(), nullptr) << "the blocks are free again";
+}
+
+TEST_F(EngineTest, SenderCancelReachesTheReceiver) {
+  Build();
+  Prepare();
+  SenderSpec spec = Send("t", Source(), Raw());
+  spec.layerwise = true;
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
+  ASSERT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
+  auto watcher = b_->Watch("t", Role::kReceiver);
+  ASSERT_TRUE(a_->manager().Advance("t", 1, 80, {}).ok());
+  ASSERT_TRUE(watcher->WaitLayers(1));
+  a_->manager().Cancel("t", Role::kSender, [](absl::StatusOr<TransferReport>) {});
+  const TransferReport report = watcher->WaitTerminal();
+  EXPECT_EQ(report.state, TransferState::kCancelled);
+  EXPECT_EQ(ReasonOf(report.error), "CANCELLED");
+}
+
+TEST_F(EngineTest, ACancelAfterTheCommitAnswersCommitted) {
+  Build();
+  Prepare();
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
+  ASSERT_TRUE(a_->manager().StartSender(Send("t", Source(), Raw())).ok());
+  a_->Watch("t", Role::kSender)->WaitTerminal();
+  absl::StatusOr<TransferReport> answer = absl::UnknownError("");
+  a_->manager().Cancel("t", std::nullopt, [&](absl::StatusOr<TransferReport> report) { answer = std::move(report); });
+  ASSERT_TRUE(answer.ok());
+  EXPECT_EQ(answer->state, TransferState::kCommitted);
+}
+
+TEST_F(EngineTest, AWrongTokenFetchesNothing) {
+  Build();
+  Prepare();
+  ReceiverSpec receiver = Expect("t", Target());
+  receiver.transfer_token = "0123456789abcdef";
+  ASSERT_TRUE(b_->manager().StartReceiver(std::move(receiver)).ok());
+  SenderSpec wrong = Send("t", Source(), Raw());
+  wrong.transfer_token = "0123456789abcdeX";
+  ASSERT_TRUE(a_->manager().StartSender(std::move(wrong)).ok());
+  const TransferReport report = a_->Watch("t", Role::kSender)->WaitTerminal();
+  EXPECT_EQ(report.state, TransferState::kFailed);
+  EXPECT_EQ(report.error.code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(ReasonOf(report.error), "TOKEN_MISMATCH");
+  absl::StatusOr<TransferReport> waiting = b_->manager().Get("t", std::nullopt);
+  ASSERT_TRUE(waiting.ok());
+  EXPECT_EQ(waiting->state, TransferState::kWaiting) << "the true sender may still come";
+}
+
+TEST_F(EngineTest, ASchemaMismatchNamesTheFieldOnBothSides) {
+  Build();
+  Prepare();
+  PoolSchema other = MakeSchema(target_layout_);
+  other.model = "another-model";
+  const std::string pool = b_->AddPool(other);
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", b_->Target(pool, {{0, 10}}, 80))).ok());
+  ASSERT_TRUE(a_->manager().StartSender(Send("t", Source(), Raw())).ok());
+  for (const TransferReport& report : {a_->Watch("t", Role::kSender)->WaitTerminal(),
+                                       b_->Watch("t", Role::kReceiver)->WaitTerminal()}) {
+    EXPECT_EQ(report.state, TransferState::kFailed);
+    EXPECT_EQ(ReasonOf(report.error), "SCHEMA_MISMATCH");
+    EXPECT_NE(std::string(report.error.message()).find("another-model"), std::string::npos);
+  }
+}
+
+TEST_F(EngineTest, AHalfThatNeverComesExpires) {
+  Build();
+  Prepare();
+  ReceiverSpec receiver = Expect("never", Target());
+  receiver.deadline_ms = 200;
+  ASSERT_TRUE(b_->manager().StartReceiver(std::move(receiver)).ok());
+  const TransferReport report = b_->Watch("never", Role::kReceiver)->WaitTerminal();
+  EXPECT_EQ(report.state, TransferState::kExpired);
+  EXPECT_EQ(report.error.code(), absl::StatusCode::kDeadlineExceeded);
+  SenderSpec sender = Send("alone", Source(), Raw());
+  sender.deadline_ms = 200;
+  ASSERT_TRUE(a_->manager().StartSender(std::move(sender)).ok());
+  EXPECT_EQ(a_->Watch("alone", Role::kSender)->WaitTerminal().state, TransferState::kExpired);
+}
+
+TEST_F(EngineTest, APeerThatIsNotThereFailsWithinTheProgressTimeout) {
+  Build();
+  Prepare();
+  ASSERT_TRUE(a_->manager().StartSender(Send("t", Source(), Raw(), "nobody")).ok());
+  const TransferReport report = a_->Watch("t", Role::kSender)->WaitTerminal(5);
+  EXPECT_EQ(report.state, TransferState::kFailed);
+  EXPECT_EQ(report.error.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ReasonOf(report.error), "PEER_UNREACHABLE");
+}
+
+TEST_F(EngineTest, ALostPoolEndsItsTransfersOnBothSides) {
+  Build();
+  Prepare();
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
+  SenderSpec spec = Send("t", Source(), Raw());
+  spec.layerwise = true;
+  ASSERT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
+  absl::StatusOr<uint64_t> hold = a_->pools().OpenHold(source_pool_, kEpochA, [](const std::string&) {});
+  ASSERT_TRUE(hold.ok());
+  a_->pools().CloseHold(source_pool_, *hold);
+  const TransferReport report = a_->Watch("t", Role::kSender)->WaitTerminal();
+  EXPECT_EQ(ReasonOf(report.error), "SOURCE_GONE");
+  EXPECT_EQ(ReasonOf(b_->Watch("t", Role::kReceiver)->WaitTerminal().error), "SOURCE_GONE");
+}
+
+TEST_F(EngineTest, ABrokenConnectionIsResumedAndOnlyWhatIsMissingIsSentAgain) {
+  Build();
+  source_layout_.num_blocks = 4096;
+  source_layout_.heads = 8;
+  target_layout_ = source_layout_;
+  source_pool_ = a_->AddPool(source_layout_);
+  target_pool_ = b_->AddPool(target_layout_);
+  std::vector<uint64_t> blocks(512);
+  for (size_t i = 0; i < blocks.size(); ++i) blocks[i] = i;
+  sent_ = FillBlocks(*a_, source_pool_, source_layout_, blocks, 3);
+  std::atomic<int> chunks{0}, breaks{0};
+  network_->SetFaultHook([&](const FaultPoint& point) {
+    Fault fault;
+    // Each of the first three breaks comes a few chunks further on.
+    if (point.data && point.chunk_bytes > 0 && chunks.fetch_add(1) % 7 == 6 && breaks.fetch_add(1) < 3) {
+      fault.kind = Fault::Kind::kBreak;
+    }
+    return fault;
+  });
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", b_->Target(target_pool_, {{0, 512}}, 8192))).ok());
+  ASSERT_TRUE(a_->manager().StartSender(Send("t", a_->Source(source_pool_, {{0, 512}}, 8192), Raw())).ok());
+  const TransferReport sent = a_->Watch("t", Role::kSender)->WaitTerminal();
+  const TransferReport received = b_->Watch("t", Role::kReceiver)->WaitTerminal();
+  network_->SetFaultHook(nullptr);
+  ASSERT_EQ(sent.state, TransferState::kCommitted) << sent.error;
+  ASSERT_EQ(received.state, TransferState::kCommitted) << received.error;
+  EXPECT_GT(sent.attempts, 1u);
+  EXPECT_GT(sent.chunks_resent, 0u);
+  EXPECT_EQ(received.chunks, received.chunks_total);
+  EXPECT_LE(sent.chunks, received.chunks_total + 3 * 16) << "far more than what was missing was sent again";
+  EXPECT_TRUE(ReadBlocks(*b_, target_pool_, target_layout_, blocks) == sent_);
+}
+
+TEST_F(EngineTest, ACorruptedChunkFailsTheTransferOnBothSidesAndTheNextIsServed) {
+  Build();
+  Prepare();
+  network_->SetFaultHook([](const FaultPoint& point) {
+    Fault fault;
+    if (point.data && point.chunk_bytes > 1000) {
+      fault.kind = Fault::Kind::kCorrupt;
+      fault.byte = 777;
+      fault.mask = 0x10;
+    }
+    return fault;
+  });
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("bad", Target())).ok());
+  ASSERT_TRUE(a_->manager().StartSender(Send("bad", Source(), Raw())).ok());
+  for (const TransferReport& report : {a_->Watch("bad", Role::kSender)->WaitTerminal(),
+                                       b_->Watch("bad", Role::kReceiver)->WaitTerminal()}) {
+    EXPECT_EQ(report.state, TransferState::kFailed);
+    EXPECT_EQ(report.error.code(), absl::StatusCode::kDataLoss);
+    EXPECT_EQ(ReasonOf(report.error), "BAD_CHECKSUM");
+  }
+  network_->SetFaultHook(nullptr);
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("good", Target())).ok());
+  ASSERT_TRUE(a_->manager().StartSender(Send("good", Source(), Raw())).ok());
+  EXPECT_EQ(a_->Watch("good", Role::kSender)->WaitTerminal().state, TransferState::kCommitted);
+  EXPECT_TRUE(Landed() == sent_);
+}
+
+TEST_F(EngineTest, ADuplicatedChunkIsWrittenOnce) {
+  Build();
+  Prepare();
+  network_->SetFaultHook([](const FaultPoint& point) {
+    Fault fault;
+    if (point.data && point.chunk_bytes > 1000 && point.index == 1) fault.kind = Fault::Kind::kDuplicate;
+    return fault;
+  });
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
+  ASSERT_TRUE(a_->manager().StartSender(Send("t", Source(), Raw())).ok());
+  const TransferReport report = b_->Watch("t", Role::kReceiver)->WaitTerminal();
+  network_->SetFaultHook(nullptr);
+  // A copy beyond the credits is a violation and fails; within them it is dropped and counted. Never a wrong byte.
+  if (report.state == TransferState::kCommitted) {
+    EXPECT_TRUE(Landed() == sent_);
+  } else {
+    EXPECT_EQ(ReasonOf(report.error), "PROTOCOL_VIOLATION");
+  }
+}
+
+TEST_F(EngineTest, ASilentPeerIsNoticedWithinTheProgressTimeout) {
+  Build();
+  Prepare();
+  network_->SetFaultHook([](const FaultPoint& point) {
+    Fault fault;
+    if (point.from == "b") fault.kind = Fault::Kind::kDrop;
+    return fault;
+  });
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
+  ASSERT_TRUE(a_->manager().StartSender(Send("t", Source(), Raw())).ok());
+  const TransferReport report = a_->Watch("t", Role::kSender)->WaitTerminal(6);
+  network_->SetFaultHook(nullptr);
+  EXPECT_EQ(report.state, TransferState::kFailed);
+  EXPECT_EQ(ReasonOf(report.error), "PEER_SILENT");
+}
+
+TEST_F(EngineTest, AChangedSourceIsNoticed) {
+  Build();
+  source_layout_.generations = true;
+  Prepare();
+  // An odd generation: block 7 is being written. The table is not reachable through PutBlock, so write through a hold.
+  std::unique_ptr<BlockHold> hold = Source();
+  std::vector<uint64_t> generations;
+  hold->ReadGenerations(0, 0, 80, &generations);
+  EXPECT_FALSE(generations.empty());
+  EXPECT_TRUE(hold->has_generations());
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
+  ASSERT_TRUE(a_->manager().StartSender(Send("t", std::move(hold), Raw())).ok());
+  const TransferReport report = a_->Watch("t", Role::kSender)->WaitTerminal();
+  EXPECT_EQ(report.state, TransferState::kCommitted) << report.error;
+  EXPECT_EQ(report.source_guard, "generations");
+}
+
+// The half that comes after the other one has ended hears of it at once, not when its own deadline has passed.
+TEST_F(EngineTest, ASenderThatEndedFirstIsHeardByTheReceiverThatComesLater) {
+  Build();
+  Prepare();
+  SenderSpec spec = Send("t", Source(), Raw());
+  spec.layerwise = true;
+  ASSERT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
+  std::mutex mutex;
+  std::condition_variable done;
+  bool cancelled = false;
+  a_->manager().Cancel("t", Role::kSender, [&](absl::StatusOr<TransferReport>) {
+    std::lock_guard<std::mutex> lock(mutex);
+    cancelled = true;
+    done.notify_all();
+  });
+  {
+    std::unique_lock<std::mutex> lock(mutex);
+    ASSERT_TRUE(done.wait_for(lock, std::chrono::seconds(10), [&] { return cancelled; }));
+  }
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
+  EXPECT_EQ(b_->Watch("t", Role::kReceiver)->WaitTerminal(5).state, TransferState::kCancelled);
+}
+
+TEST_F(EngineTest, AFetchThatEndedFirstIsHeardByThePublishThatComesLater) {
+  Build();
+  Prepare();
+  ReceiverSpec fetch = Expect("t", Target(), "a");
+  fetch.deadline_ms = 300;
+  ASSERT_TRUE(b_->manager().StartReceiver(std::move(fetch)).ok());
+  EXPECT_EQ(b_->Watch("t", Role::kReceiver)->WaitTerminal().state, TransferState::kExpired);
+  ASSERT_TRUE(a_->manager().StartSender(Send("t", Source(), Raw(), "")).ok());
+  const TransferState state = a_->Watch("t", Role::kSender)->WaitTerminal(5).state;
+  EXPECT_EQ(state, TransferState::kExpired);
+}
+
+}  // namespace
+}  // namespace spectrumkv
