@@ -32,9 +32,11 @@ TargetPlane PlaneOf(const DecodeTarget& target, uint32_t layer_index, PlaneId pl
 
 }  // namespace
 
-absl::StatusOr<ChunkView> VerifyChunk(const uint8_t* data, size_t size, const DecodeTarget& target) {
+absl::StatusOr<ChunkView> VerifyChunk(const Pieces& pieces, uint8_t* room, const DecodeTarget& target) {
   ChunkView view;
-  if (const Refusal refusal = ParseChunk(data, size, &view); refusal != Refusal::kNone) return Refused(refusal, size);
+  if (const Refusal refusal = ParseChunk(pieces, room, &view); refusal != Refusal::kNone) {
+    return Refused(refusal, pieces.TotalBytes());
+  }
   const ChunkHeader& header = view.header;
   if (header.fence != target.fence) {
     return MakeError(absl::StatusCode::kAborted, "FENCE_MISMATCH",

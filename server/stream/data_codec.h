@@ -9,14 +9,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/stream/transport.h"
 #include "server/stream/frames.h"
 
 namespace spectrumkv {
-
-struct ByteSpan {
-  const uint8_t* data = nullptr;
-  size_t size = 0;
-};
 
 // Where the chunk's bytes lie in the message.
 struct ChunkExtent {

@@ -1,5 +1,6 @@
 #include "server/stream/memory_link.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -17,15 +18,19 @@ absl::Status PeerGone(const std::string& peer) {
 
 class CopiedChunk final : public ReceivedChunk {
  public:
-  explicit CopiedChunk(std::vector<uint8_t> bytes) : bytes_(std::move(bytes)) {}
-  size_t size() const override { return bytes_.size(); }
-  void CopyTo(uint8_t* out) const override {
-    if (!bytes_.empty()) std::memcpy(out, bytes_.data(), bytes_.size());
+  // In pieces of an odd size, as from a network.
+  explicit CopiedChunk(std::vector<uint8_t> bytes) : bytes_(std::move(bytes)) {
+    for (size_t at = 0; at < bytes_.size(); at += kPieceBytes) {
+      pieces_.push_back({bytes_.data() + at, std::min(kPieceBytes, bytes_.size() - at)});
+    }
   }
-  const uint8_t* Contiguous() const override { return bytes_.data(); }
+  size_t size() const override { return bytes_.size(); }
+  const std::vector<ByteSpan>& pieces() const override { return pieces_; }
 
  private:
+  static constexpr size_t kPieceBytes = 16375;
   const std::vector<uint8_t> bytes_;
+  std::vector<ByteSpan> pieces_;
 };
 
 class MemoryControl final : public ControlStream {

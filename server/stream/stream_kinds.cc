@@ -20,28 +20,21 @@ constexpr size_t kMaxDataQueue = 5;  // DataOpen and four chunks
 class SliceChunk final : public ReceivedChunk {
  public:
   SliceChunk(std::vector<grpc::Slice> slices, ChunkExtent extent) : slices_(std::move(slices)), size_(extent.bytes) {
-    size_t skip = extent.offset;
-    while (first_ < slices_.size() && skip >= slices_[first_].size()) skip -= slices_[first_++].size();
-    offset_ = skip;
-  }
-  size_t size() const override { return size_; }
-  void CopyTo(uint8_t* out) const override {
-    size_t left = size_, skip = offset_;
-    for (size_t i = first_; left > 0; ++i, skip = 0) {
-      const size_t step = std::min(left, slices_[i].size() - skip);
-      std::memcpy(out, slices_[i].begin() + skip, step);
-      out += step;
-      left -= step;
+    size_t skip = extent.offset, left = extent.bytes;
+    for (const grpc::Slice& slice : slices_) {
+      const size_t here = std::min(slice.size() - std::min(skip, slice.size()), left);
+      if (here > 0) pieces_.push_back({slice.begin() + skip, here});
+      skip -= std::min(skip, slice.size());
+      left -= here;
     }
   }
-  const uint8_t* Contiguous() const override {
-    if (first_ >= slices_.size() || slices_[first_].size() - offset_ < size_) return nullptr;
-    return slices_[first_].begin() + offset_;
-  }
+  size_t size() const override { return size_; }
+  const std::vector<ByteSpan>& pieces() const override { return pieces_; }
 
  private:
   std::vector<grpc::Slice> slices_;
-  size_t first_ = 0, offset_ = 0, size_ = 0;
+  std::vector<ByteSpan> pieces_;
+  size_t size_ = 0;
 };
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "server/memory/slot_pool.h"
@@ -19,15 +20,18 @@
 
 namespace spectrumkv {
 
-// Bytes of one received chunk, wherever the transport holds them.
+struct ByteSpan {
+  const uint8_t* data = nullptr;
+  size_t size = 0;
+};
+
+// Bytes of one received chunk, wherever the transport holds them: not copied on their way from the network to here.
 class ReceivedChunk {
  public:
   virtual ~ReceivedChunk() = default;
   virtual size_t size() const = 0;
-  // REQUIRES: room for size() bytes.
-  virtual void CopyTo(uint8_t* out) const = 0;
-  // The bytes, if they lie in one piece, else null.
-  virtual const uint8_t* Contiguous() const = 0;
+  // In order, none of them empty; as long as this lives.
+  virtual const std::vector<ByteSpan>& pieces() const = 0;
 };
 
 class ControlListener {

@@ -15,10 +15,17 @@ DecodeScratch& ThreadScratch() {
   return scratch;
 }
 
-// One thread assembles all its chunks in the same place, which stays in its cache; a slot would be cold memory.
-uint8_t* AssemblyRoom(size_t bytes) {
-  static thread_local Workspace room;
-  return room.Reserve(bytes);
+// What a thread needs to check a chunk where it lies.
+struct VerifyScratch {
+  std::vector<Piece> pieces;
+  Workspace room;
+};
+
+absl::StatusOr<ChunkView> Verify(const ReceivedChunk& chunk, const DecodeTarget& target) {
+  static thread_local VerifyScratch scratch;
+  scratch.pieces.clear();
+  for (const ByteSpan& piece : chunk.pieces()) scratch.pieces.push_back({piece.data, piece.size});
+  return VerifyChunk({scratch.pieces.data(), scratch.pieces.size()}, scratch.room.Reserve(chunk.size()), target);
 }
 
 absl::Status Violation(const std::string& what) {
@@ -247,13 +254,7 @@ void ReceiverTransfer::OnChunk(uint32_t attempt, std::unique_ptr<ReceivedChunk> 
 void ReceiverTransfer::DecodeOne(uint32_t attempt, const std::shared_ptr<ReceivedChunk>& chunk,
                                  std::shared_ptr<Slot> slot) {
   const int64_t begin_ns = NowNs();
-  const uint8_t* bytes = chunk->Contiguous();
-  if (bytes == nullptr) {
-    uint8_t* room = AssemblyRoom(chunk->size());
-    chunk->CopyTo(room);
-    bytes = room;
-  }
-  absl::StatusOr<ChunkView> view = VerifyChunk(bytes, chunk->size(), decode_target_);
+  absl::StatusOr<ChunkView> view = Verify(*chunk, decode_target_);
   if (!view.ok()) {
     return Post([this, slot, why = view.status()] {
       ReturnSlot(slot);

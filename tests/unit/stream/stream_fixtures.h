@@ -31,13 +31,16 @@ class Recorder : public ControlListener, public DataListener {
   }
   void OnChunk(std::unique_ptr<ReceivedChunk> chunk) override {
     Enter();
-    std::vector<uint8_t> bytes(chunk->size());
-    chunk->CopyTo(bytes.data());
-    const bool contiguous_differs =
-        chunk->Contiguous() != nullptr && std::memcmp(chunk->Contiguous(), bytes.data(), bytes.size()) != 0;
+    std::vector<uint8_t> bytes;
+    bool empty_piece = false;
+    for (const ByteSpan& piece : chunk->pieces()) {
+      bytes.insert(bytes.end(), piece.data, piece.data + piece.size);
+      empty_piece = empty_piece || piece.size == 0;
+    }
+    const bool wrong_pieces = empty_piece || bytes.size() != chunk->size();
     if (on_chunk) on_chunk(bytes);
     std::lock_guard<std::mutex> lock(mutex_);
-    if (contiguous_differs) ++faults_;
+    if (wrong_pieces) ++faults_;
     chunk_bytes_ += bytes.size();
     ++chunks_;
     if (keep_chunks) kept_.push_back(std::move(bytes));
