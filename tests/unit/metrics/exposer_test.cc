@@ -4,8 +4,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cstdio>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "server/base/status.h"
 #include "server/metrics/metrics.h"
@@ -92,6 +95,23 @@ TEST(MetricsExposerTest, OutlivesTheMetricsAndStopsWhenDestroyed) {
   EXPECT_THAT(Get(port, "/metrics"), HasSubstr("spectrumkv_draining 0"));
   exposer->reset();
   EXPECT_EQ(Get(port, "/metrics"), "");
+}
+
+// civetweb alone looks every two seconds whether it shall stop, and a daemon would end so much later.
+TEST(MetricsExposerTest, StopsAtOnce) {
+  Metrics metrics;
+  for (const char* address : {"127.0.0.1:0", "0.0.0.0:0", "localhost:0", "[::1]:0", "[::]:0"}) {
+    auto exposer = MetricsExposer::Start(address, metrics);
+    if (!exposer.ok() && address[0] == '[') {
+      std::printf("SKIPPED: %s: no IPv6 on this machine\n", address);
+      continue;
+    }
+    ASSERT_TRUE(exposer.ok()) << exposer.status();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // let it go into its wait
+    const auto start = std::chrono::steady_clock::now();
+    exposer->reset();
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(1000)) << address;
+  }
 }
 
 }  // namespace
