@@ -74,6 +74,7 @@ class PeerServiceImpl final : public v1::PeerService::WithRawCallbackMethod_Cont
     if (!identity.ok()) return new RefusingReactor(identity);
     auto core = std::make_shared<ControlCore>(env_, StreamCore::Side::kAcceptor, context->peer());
     if (!core->Register()) return new RefusingReactor(Draining());
+    core->ExpectHello();
     auto* reactor = new AcceptReactor(context, core);
     std::shared_ptr<ControlListener> listener = acceptor_->OnControl(core);
     if (listener == nullptr) {
