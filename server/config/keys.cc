@@ -75,7 +75,7 @@ std::vector<KeySpec> MakeServerKeys() {
        0,
        0,
        {},
-       "This daemon's certificate chain, PEM. Needed for mtls."},
+       "This daemon's certificate chain, PEM. Needed for mtls. The first must be for the DNS name spectrumkv."},
       {"peer.tls.private_key_file",
        KeyKind::kFile,
        Ref(FIELD(peer.tls.private_key_file)),
@@ -91,7 +91,8 @@ std::vector<KeySpec> MakeServerKeys() {
        0,
        0,
        {},
-       "The authorities whose certificates peers must present, PEM. Needed for mtls."},
+       "The authorities whose certificates peers must present, PEM. Needed for mtls. They must be for the DNS name "
+       "spectrumkv, too, whatever the peer's address."},
       {"peer.streams",
        KeyKind::kCount,
        Ref(FIELD(peer.streams)),

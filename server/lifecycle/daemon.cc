@@ -186,6 +186,8 @@ absl::Status Daemon::Impl::StartEngine() {
   if (!made.ok()) return made.status();
   transport_ = *std::move(made);
 
+  const absl::Status identity = CheckOwnIdentity(transport.security);
+  if (!identity.ok()) return identity;
   const auto expiry = CertificateExpiry(transport.security);
   if (!expiry.ok()) return expiry.status();
   metrics_->SetCertificateExpiry(static_cast<double>(*expiry));

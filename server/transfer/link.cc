@@ -155,6 +155,7 @@ void Transfer::Joined() {
   link_.joined = true;
   link_lost_ns_ = 0;
   backoff_ms_ = 0;
+  last_break_.clear();
   AddStage(Stage::kQueue, SecondsSinceStart());
   Apply(Event::kPeerJoined);
 }
@@ -203,10 +204,11 @@ void Transfer::DropLink(bool good_order) {
 void Transfer::LinkBroke(absl::Status why) {
   if (terminal()) return;
   SPECTRUMKV_LOG(kInfo, "transfer", "link broke", {"transfer", id()}, {"why", std::string(why.message())});
-  parts().metrics->CountError(ErrorStage(), why.ok() ? absl::StatusCode::kUnavailable : why.code());
   OnLinkLost();
   DropLink(false);
-  if (!WorthRedialling(why)) return Fail(std::move(why));
+  if (!WorthRedialling(why)) return Fail(std::move(why));  // counted as the end of the transfer
+  parts().metrics->CountError(ErrorStage(), why.ok() ? absl::StatusCode::kUnavailable : why.code());
+  last_break_ = std::string(why.message());
   const int64_t now = NowNs();
   if (link_lost_ns_ == 0) link_lost_ns_ = now;
   if (now - link_lost_ns_ >= options().progress_timeout_ms * kMsToNs) {
