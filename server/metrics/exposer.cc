@@ -79,9 +79,10 @@ std::string HostOf(const std::string& address) {
 
 absl::StatusOr<std::unique_ptr<MetricsExposer>> MetricsExposer::Start(const std::string& address,
                                                                       const Metrics& metrics) {
-  // Two threads and short waits: a client that never finishes its request must not hold scrapes up for long.
+  // Some threads and short waits: clients that never finish their requests must not hold scrapes up for long. Each read
+  // and each write may wait so long, not the whole request.
   const std::vector<std::string> options = {
-      "listening_ports", WithoutNames(address), "num_threads", "2", "request_timeout_ms", "5000"};
+      "listening_ports", WithoutNames(address), "num_threads", "8", "request_timeout_ms", "1000"};
   try {
     return std::unique_ptr<MetricsExposer>(std::make_unique<HttpExposer>(
         std::make_unique<prometheus::Exposer>(options), CollectableOf(metrics), HostOf(WithoutNames(address))));
