@@ -117,8 +117,8 @@ std::vector<KeySpec> MakeServerKeys() {
        1,
        1e6,
        {},
-       "Transfers of one peer that may wait here for their other half. More are refused at once, so that a peer "
-       "cannot use up memory by opening."},
+       "Transfers of all peers together that may wait here for their other half. More are refused at once, so that "
+       "peers cannot use up memory by opening."},
       {"peer.connect_timeout_ms",
        KeyKind::kMilliseconds,
        Ref(FIELD(peer.connect_timeout_ms)),
