@@ -230,10 +230,17 @@ void Transfer::ScheduleRedial() {
 void Transfer::ArmTick() {
   if (terminal()) return;
   if (tick_timer_ != 0) parts().clock->Cancel(tick_timer_);
-  tick_timer_ = parts().clock->CallAt(NowNs() + options().progress_timeout_ms * kMsToNs / 3, Weakly(&Transfer::Tick));
+  const int64_t patience_ns = options().progress_timeout_ms * kMsToNs;
+  int64_t at = NowNs() + patience_ns / 3;
+  if (link_.control != nullptr) {
+    at = std::min(at, last_heard_ns_.load(std::memory_order_relaxed) + patience_ns);
+  } else if (link_lost_ns_ != 0) {
+    at = std::min(at, link_lost_ns_ + patience_ns);
+  }
+  tick_timer_ = parts().clock->CallAt(at, Weakly(&Transfer::Tick));
 }
 
-// Every third of the progress timeout: say that we live, and notice that the peer does not.
+// Every third of the progress timeout, and where it is over: say that we live, and notice that the peer does not.
 void Transfer::Tick() {
   if (terminal()) return;
   const int64_t now = NowNs();
