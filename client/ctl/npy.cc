@@ -60,7 +60,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   if (!file) return BadFile("cannot read " + path + ": " + std::strerror(errno));
   std::string data(static_cast<size_t>(info.st_size), '\0');
   file.read(data.data(), info.st_size);
-  if (file.gcount() != info.st_size) return BadFile(path + " ends before its " + std::to_string(info.st_size) + " bytes");
+  if (file.gcount() != info.st_size)
+    return BadFile(path + " ends before its " + std::to_string(info.st_size) + " bytes");
   return data;
 }
 

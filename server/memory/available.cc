@@ -42,9 +42,10 @@ uint64_t AvailableMemoryBytes(const MemoryFiles& files) {
 absl::Status CheckMemory(const std::string& what, uint64_t bytes, const MemoryFiles& files) {
   const uint64_t available = AvailableMemoryBytes(files);
   if (bytes <= available) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kResourceExhausted, "OUT_OF_MEMORY",
-                   what + " " + std::to_string(bytes) + " bytes of memory, " + std::to_string(available) + " are available",
-                   {{"bytes", std::to_string(bytes)}, {"available_bytes", std::to_string(available)}});
+  return MakeError(
+      absl::StatusCode::kResourceExhausted, "OUT_OF_MEMORY",
+      what + " " + std::to_string(bytes) + " bytes of memory, " + std::to_string(available) + " are available",
+      {{"bytes", std::to_string(bytes)}, {"available_bytes", std::to_string(available)}});
 }
 
 }  // namespace spectrumkv

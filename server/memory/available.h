@@ -16,8 +16,8 @@ struct MemoryFiles {
   std::string cgroup_current = "/sys/fs/cgroup/memory.current";
 };
 
-// Bytes that can be populated without swapping or a visit of the OOM killer: the least of what the files say. What cannot
-// be read does not limit.
+// Bytes that can be populated without swapping or a visit of the OOM killer: the least of what the files say. What
+// cannot be read does not limit.
 uint64_t AvailableMemoryBytes(const MemoryFiles& files = {});
 
 // RESOURCE_EXHAUSTED OUT_OF_MEMORY where `what` ("memory.x needs") takes more than is available. Asked before memory is

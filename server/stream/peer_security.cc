@@ -98,7 +98,8 @@ absl::Status CheckOwnIdentity(const PeerSecurity& security) {
   if (certificate == nullptr) return InvalidFile(security.cert_file, "holds no certificate that can be read");
   // As peers check it: the common name counts only where there are no alternative names.
   unsigned int flags = X509_CHECK_FLAG_NO_WILDCARDS;
-  if (X509_get_ext_by_NID(certificate.get(), NID_subject_alt_name, -1) >= 0) flags |= X509_CHECK_FLAG_NEVER_CHECK_SUBJECT;
+  if (X509_get_ext_by_NID(certificate.get(), NID_subject_alt_name, -1) >= 0)
+    flags |= X509_CHECK_FLAG_NEVER_CHECK_SUBJECT;
   const std::string& name = security.expected_identity;
   if (X509_check_host(certificate.get(), name.data(), name.size(), flags, nullptr) == 1) return absl::OkStatus();
   return MakeError(absl::StatusCode::kPermissionDenied, "PEER_IDENTITY",

@@ -100,7 +100,8 @@ TEST(HandshakeErrorTest, KnowsOnlyWhatCannotChange) {
     absl::StatusCode code;
     const char* reason;
   } cases[] = {
-      {"failed to connect to all addresses; last error: UNKNOWN: ipv4:1.2.3.4:1: Peer name x is not in peer certificate",
+      {"failed to connect to all addresses; last error: UNKNOWN: ipv4:1.2.3.4:1: Peer name x is not in peer "
+       "certificate",
        absl::StatusCode::kPermissionDenied, "PEER_IDENTITY"},
       {"UNKNOWN: a: Ssl handshake failed: SSL_ERROR_SSL: error:0A000086:SSL routines::certificate verify failed",
        absl::StatusCode::kUnauthenticated, "PEER_HANDSHAKE"},
@@ -136,7 +137,8 @@ TEST_F(SecurityTest, BadFilesAreNamed) {
 
 // As the openssl program says it.
 int64_t EndOf(const std::string& file) {
-  FILE* program = popen(("date -d \"$(openssl x509 -enddate -noout -in " + file + " | cut -d= -f2)\" +%s").c_str(), "r");
+  FILE* program =
+      popen(("date -d \"$(openssl x509 -enddate -noout -in " + file + " | cut -d= -f2)\" +%s").c_str(), "r");
   char line[64] = {};
   EXPECT_NE(fgets(line, sizeof(line), program), nullptr);
   EXPECT_EQ(pclose(program), 0);
