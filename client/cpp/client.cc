@@ -1,7 +1,13 @@
 #include "client/cpp/client.h"
 
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -50,6 +56,21 @@ absl::StatusOr<Response> CallWithPool(Stub* stub, Method<Request, Response> meth
 
 std::string TargetOf(const std::string& address) { return address.rfind('/', 0) == 0 ? "unix:" + address : address; }
 
+absl::Status Unreachable(const std::string& address) {
+  std::string words = "no daemon answers at " + address;
+  sockaddr_un name = {};
+  name.sun_family = AF_UNIX;
+  if (address.rfind('/', 0) == 0 && address.size() < sizeof(name.sun_path)) {
+    address.copy(name.sun_path, sizeof(name.sun_path) - 1);
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd >= 0 && connect(fd, reinterpret_cast<const sockaddr*>(&name), sizeof(name)) != 0) {
+      words += std::string(": ") + std::strerror(errno);
+    }
+    if (fd >= 0) close(fd);
+  }
+  return absl::UnavailableError(words);
+}
+
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const Options& options) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
@@ -60,7 +81,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const Options& options) 
   const auto channel =
       grpc::CreateCustomChannel(TargetOf(options.address), grpc::InsecureChannelCredentials(), arguments);
   if (!channel->WaitForConnected(In(options.connect_timeout_ms))) {
-    return absl::UnavailableError("no daemon answers at " + options.address);
+    return Unreachable(options.address);
   }
   std::shared_ptr<Stub> stub = v1::WorkerService::NewStub(channel);
   return std::unique_ptr<Client>(new Client(std::move(stub), options));

@@ -85,6 +85,8 @@ class Client {
 
 // The gRPC target of a path ("unix:...") or host:port.
 std::string TargetOf(const std::string& address);
+// UNAVAILABLE "no daemon answers at ADDRESS", with the system's reason where it is a socket's path.
+absl::Status Unreachable(const std::string& address);
 
 // OK for COMMITTED; otherwise the report's code and reason as an error.
 absl::Status OutcomeOf(const v1::TransferReport& report);

@@ -19,7 +19,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const std::string& addres
   auto channel = grpc::CreateCustomChannel(client::TargetOf(address), grpc::InsecureChannelCredentials(), arguments);
   if (!channel->WaitForConnected(std::chrono::system_clock::now() +
                                  std::chrono::milliseconds(std::min(timeout_ms, kConnectMs)))) {
-    return absl::UnavailableError("no daemon answers at " + address);
+    return client::Unreachable(address);
   }
   return channel;
 }

@@ -1,5 +1,8 @@
 #include "client/ctl/npy.h"
 
+#include <sys/stat.h>
+
+#include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <regex>
@@ -15,6 +18,10 @@ constexpr size_t kMagicBytes = 6, kAlignment = 64, kMaxHeaderBytes = 65536;
 
 absl::Status Bad(const std::string& what) {
   return client::MakeError(absl::StatusCode::kInvalidArgument, "BAD_NPY", "the file is no usable .npy: " + what);
+}
+
+absl::Status BadFile(const std::string& what) {
+  return client::MakeError(absl::StatusCode::kInvalidArgument, "BAD_FILE", what);
 }
 
 // 0 for an element type that is not used here.
@@ -46,12 +53,16 @@ absl::Status ParseHeader(const std::string& header, Array* array) {
 }  // namespace
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  struct stat info = {};
+  if (stat(path.c_str(), &info) != 0) return BadFile("cannot read " + path + ": " + std::strerror(errno));
+  if (!S_ISREG(info.st_mode)) return BadFile(path + " is not a regular file");
   std::ifstream file(path, std::ios::binary);
-  std::ostringstream data;
-  if (!file || !(data << file.rdbuf())) {
-    return client::MakeError(absl::StatusCode::kInvalidArgument, "BAD_FILE", "cannot read " + path);
-  }
-  return data.str();
+  if (!file) return BadFile("cannot read " + path + ": " + std::strerror(errno));
+  std::string data(static_cast<size_t>(info.st_size), '\0');
+  file.read(data.data(), info.st_size);
+  if (file.gcount() != info.st_size)
+    return BadFile(path + " ends before its " + std::to_string(info.st_size) + " bytes");
+  return data;
 }
 
 absl::Status WriteFile(const std::string& path, const std::string& data) {
@@ -59,7 +70,7 @@ absl::Status WriteFile(const std::string& path, const std::string& data) {
   file.write(data.data(), static_cast<std::streamsize>(data.size()));
   file.close();
   if (file) return absl::OkStatus();
-  return client::MakeError(absl::StatusCode::kInvalidArgument, "BAD_FILE", "cannot write " + path);
+  return BadFile("cannot write " + path + ": " + std::strerror(errno));
 }
 
 absl::StatusOr<Array> ParseNpy(const std::string& file) {

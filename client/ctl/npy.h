@@ -15,6 +15,7 @@ struct Array {
   std::string data;
 };
 
+// INVALID_ARGUMENT (BAD_FILE) says why not. Regular files only: a device or a pipe has no end to wait for.
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 absl::Status WriteFile(const std::string& path, const std::string& data);
 

@@ -32,7 +32,7 @@ struct Config {
     } tls;
     uint64_t streams = 2;  // data streams of one transfer
     uint64_t max_message_bytes = 4 << 20;
-    uint64_t max_waiting_transfers = 1024;  // of one peer
+    uint64_t max_waiting_transfers = 1024;  // of all peers
     uint64_t connect_timeout_ms = 5000;
   } peer;
 

@@ -75,7 +75,7 @@ std::vector<KeySpec> MakeServerKeys() {
        0,
        0,
        {},
-       "This daemon's certificate chain, PEM. Needed for mtls."},
+       "This daemon's certificate chain, PEM. Needed for mtls. The first must be for the DNS name spectrumkv."},
       {"peer.tls.private_key_file",
        KeyKind::kFile,
        Ref(FIELD(peer.tls.private_key_file)),
@@ -91,7 +91,8 @@ std::vector<KeySpec> MakeServerKeys() {
        0,
        0,
        {},
-       "The authorities whose certificates peers must present, PEM. Needed for mtls."},
+       "The authorities whose certificates peers must present, PEM. Needed for mtls. They must be for the DNS name "
+       "spectrumkv, too, whatever the peer's address."},
       {"peer.streams",
        KeyKind::kCount,
        Ref(FIELD(peer.streams)),
@@ -116,8 +117,8 @@ std::vector<KeySpec> MakeServerKeys() {
        1,
        1e6,
        {},
-       "Transfers of one peer that may wait here for their other half. More are refused at once, so that a peer "
-       "cannot use up memory by opening."},
+       "Transfers of all peers together that may wait here for their other half. More are refused at once, so that "
+       "peers cannot use up memory by opening."},
       {"peer.connect_timeout_ms",
        KeyKind::kMilliseconds,
        Ref(FIELD(peer.connect_timeout_ms)),

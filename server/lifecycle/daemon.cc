@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <string>
 #include <thread>
 #include <utility>
@@ -20,6 +22,7 @@
 #include "server/lifecycle/gauges.h"
 #include "server/lifecycle/grpc_servers.h"
 #include "server/lifecycle/socket_guard.h"
+#include "server/memory/available.h"
 #include "server/memory/slot_pool.h"
 #include "server/metrics/metrics.h"
 #include "server/pool/pool.h"
@@ -61,6 +64,13 @@ PoolLimits PoolLimitsOf(const Config& config) {
   limits.lease_min_ttl_ms = static_cast<int64_t>(config.lease.min_ttl_ms);
   limits.lease_max_ttl_ms = static_cast<int64_t>(config.lease.max_ttl_ms);
   return limits;
+}
+
+absl::Status CheckStaging(const Config::Memory& memory) {
+  return CheckMemory("memory.send_slots (" + std::to_string(memory.send_slots) + ") and memory.receive_slots (" +
+                         std::to_string(memory.receive_slots) + ") of memory.slot_bytes (" +
+                         std::to_string(memory.slot_bytes) + ") need",
+                     (memory.send_slots + memory.receive_slots) * memory.slot_bytes);
 }
 
 TransferOptions TransferOptionsOf(const Config& config, uint64_t epoch) {
@@ -145,6 +155,7 @@ absl::Status Daemon::Impl::StartCodec() {
 }
 
 absl::Status Daemon::Impl::StartEngine() {
+  if (absl::Status room = CheckStaging(config_.memory); !room.ok()) return room;
   const size_t cores = std::max(1u, std::thread::hardware_concurrency());
   clock_ = NewSystemClock();
   started_ns_ = clock_->NowNs();
@@ -154,7 +165,11 @@ absl::Status Daemon::Impl::StartEngine() {
   send_slots_ = std::make_unique<SlotPool>(config_.memory.send_slots, config_.memory.slot_bytes);
   receive_slots_ = std::make_unique<SlotPool>(config_.memory.receive_slots, config_.memory.slot_bytes);
 
-  mkdir(config_.memory.shared_dir.c_str(), 0770);  // where it cannot be made, FILE segments are refused one by one
+  // Where there is none, FILE segments are refused one by one; whoever uses no files needs none.
+  if (mkdir(config_.memory.shared_dir.c_str(), 0770) != 0 && errno != EEXIST) {
+    SPECTRUMKV_LOG(kWarning, "lifecycle", "memory.shared_dir cannot be made: FILE segments will be refused",
+                   {"memory.shared_dir", config_.memory.shared_dir}, {"error", strerror(errno)});
+  }
   PoolEvents events;
   events.lease_expired = [metrics = metrics_.get()](const std::string& kind) {
     metrics->CountLeaseExpired(kind == "source"        ? MetricLease::kSource
@@ -171,6 +186,8 @@ absl::Status Daemon::Impl::StartEngine() {
   if (!made.ok()) return made.status();
   transport_ = *std::move(made);
 
+  const absl::Status identity = CheckOwnIdentity(transport.security);
+  if (!identity.ok()) return identity;
   const auto expiry = CertificateExpiry(transport.security);
   if (!expiry.ok()) return expiry.status();
   metrics_->SetCertificateExpiry(static_cast<double>(*expiry));

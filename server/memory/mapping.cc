@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "server/base/status.h"
+#include "server/memory/available.h"
 #include "server/memory/open_beneath.h"
 
 namespace spectrumkv {
@@ -160,7 +161,9 @@ absl::StatusOr<std::unique_ptr<Mapping>> OpenFileSegment(const std::string& shar
 
 absl::StatusOr<std::unique_ptr<Mapping>> AllocateOwned(uint64_t size) {
   const std::string segment = "daemon owned";
-  if (absl::Status status = CheckSize(size, segment); !status.ok()) return status;
+  absl::Status status = CheckSize(size, segment);
+  if (status.ok()) status = CheckMemory("a segment owned by the daemon needs", size);
+  if (!status.ok()) return status;
   const auto out_of_memory = [&](const char* what) {
     return Refuse(absl::StatusCode::kResourceExhausted, "OUT_OF_MEMORY", segment,
                   std::string(what) + " " + std::to_string(size) + " bytes: " + strerror(errno));

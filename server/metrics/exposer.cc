@@ -1,6 +1,12 @@
+#include <netdb.h>
 #include <prometheus/exposer.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <exception>
+#include <thread>
 #include <utility>
 
 #include "server/base/status.h"
@@ -9,11 +15,40 @@
 namespace spectrumkv {
 namespace {
 
+constexpr auto kNudgePause = std::chrono::milliseconds(5);
+
+// One connection to host:port that says nothing; a host that means all addresses is reached over loopback.
+void Nudge(const std::string& host, int port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return;
+  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd >= 0) {
+    (void)connect(fd, found->ai_addr, found->ai_addrlen);
+    close(fd);
+  }
+  freeaddrinfo(found);
+}
+
 class HttpExposer final : public MetricsExposer {
  public:
-  HttpExposer(std::unique_ptr<prometheus::Exposer> exposer, std::shared_ptr<prometheus::Collectable> collectable)
-      : collectable_(std::move(collectable)), exposer_(std::move(exposer)) {
+  HttpExposer(std::unique_ptr<prometheus::Exposer> exposer, std::shared_ptr<prometheus::Collectable> collectable,
+              std::string host)
+      : collectable_(std::move(collectable)), exposer_(std::move(exposer)), host_(std::move(host)) {
     exposer_->RegisterCollectable(collectable_);
+  }
+
+  // civetweb looks every two seconds, or when somebody connects, whether it shall stop.
+  ~HttpExposer() override {
+    std::atomic<bool> stopped{false};
+    std::thread nudger([this, port = port(), &stopped] {
+      for (; !stopped; std::this_thread::sleep_for(kNudgePause)) Nudge(host_, port);
+    });
+    exposer_.reset();
+    stopped = true;
+    nudger.join();
   }
 
   int port() const override {
@@ -24,6 +59,7 @@ class HttpExposer final : public MetricsExposer {
  private:
   std::shared_ptr<prometheus::Collectable> collectable_;  // the exposer itself holds a weak one
   std::unique_ptr<prometheus::Exposer> exposer_;
+  const std::string host_;
 };
 
 // civetweb resolves no names.
@@ -33,16 +69,23 @@ std::string WithoutNames(const std::string& address) {
                                                               : address;
 }
 
+// "127.0.0.1:80" -> "127.0.0.1", "[::1]:80" -> "::1".
+std::string HostOf(const std::string& address) {
+  const std::string host = address.substr(0, address.rfind(':'));
+  return host.size() > 1 && host.front() == '[' ? host.substr(1, host.size() - 2) : host;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MetricsExposer>> MetricsExposer::Start(const std::string& address,
                                                                       const Metrics& metrics) {
-  // Two threads and short waits: a client that never finishes its request must not hold scrapes up for long.
+  // Some threads and short waits: clients that never finish their requests must not hold scrapes up for long. Each read
+  // and each write may wait so long, not the whole request.
   const std::vector<std::string> options = {
-      "listening_ports", WithoutNames(address), "num_threads", "2", "request_timeout_ms", "5000"};
+      "listening_ports", WithoutNames(address), "num_threads", "8", "request_timeout_ms", "1000"};
   try {
-    return std::unique_ptr<MetricsExposer>(
-        std::make_unique<HttpExposer>(std::make_unique<prometheus::Exposer>(options), CollectableOf(metrics)));
+    return std::unique_ptr<MetricsExposer>(std::make_unique<HttpExposer>(
+        std::make_unique<prometheus::Exposer>(options), CollectableOf(metrics), HostOf(WithoutNames(address))));
   } catch (const std::exception& exception) {
     return MakeError(absl::StatusCode::kUnavailable, "METRICS_LISTEN",
                      "metrics cannot listen on " + address + ": " + exception.what(), {{"address", address}});

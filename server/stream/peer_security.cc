@@ -4,6 +4,7 @@
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
+#include <openssl/x509v3.h>
 
 #include <algorithm>
 #include <ctime>
@@ -50,6 +51,10 @@ struct Free {
   }
 };
 
+bool Says(const std::string& words, const char* part) { return words.find(part) != std::string::npos; }
+
+using Certificate = std::unique_ptr<X509, Free<X509_free>>;
+
 absl::StatusOr<PemFiles> ReadPemFiles(const PeerSecurity& security) {
   absl::StatusOr<std::string> cert = ReadPem(security.cert_file, "certificate");
   if (!cert.ok()) return cert.status();
@@ -83,6 +88,40 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> PeerServerCredentials(c
   return grpc::SslServerCredentials(options);
 }
 
+absl::Status CheckOwnIdentity(const PeerSecurity& security) {
+  if (security.mode == PeerSecurity::Mode::kPlain) return absl::OkStatus();
+  const absl::StatusOr<std::string> pem = ReadPem(security.cert_file, "certificate");
+  if (!pem.ok()) return pem.status();
+  const std::unique_ptr<BIO, Free<BIO_free>> in(BIO_new_mem_buf(pem->data(), static_cast<int>(pem->size())));
+  const Certificate certificate(PEM_read_bio_X509(in.get(), nullptr, nullptr, nullptr));
+  ERR_clear_error();
+  if (certificate == nullptr) return InvalidFile(security.cert_file, "holds no certificate that can be read");
+  // As peers check it: the common name counts only where there are no alternative names.
+  unsigned int flags = X509_CHECK_FLAG_NO_WILDCARDS;
+  if (X509_get_ext_by_NID(certificate.get(), NID_subject_alt_name, -1) >= 0)
+    flags |= X509_CHECK_FLAG_NEVER_CHECK_SUBJECT;
+  const std::string& name = security.expected_identity;
+  if (X509_check_host(certificate.get(), name.data(), name.size(), flags, nullptr) == 1) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kPermissionDenied, "PEER_IDENTITY",
+                   "certificate " + security.cert_file + " is not for " + name +
+                       ", which must be one of its DNS names: no peer would accept it",
+                   {{"file", security.cert_file}, {"expected", name}});
+}
+
+absl::Status HandshakeError(const std::string& peer, const std::string& words) {
+  if (Says(words, "is not in peer certificate")) {
+    return MakeError(absl::StatusCode::kPermissionDenied, "PEER_IDENTITY",
+                     "the certificate of the peer " + peer + " is for another name: " + words, {{"peer", peer}});
+  }
+  // Without SSL_ERROR_SSL the connection broke during the handshake, which may be the network.
+  if (!Says(words, "Ssl handshake failed: SSL_ERROR_SSL")) return absl::OkStatus();
+  const std::string cause =
+      Says(words, "certificate verify failed")
+          ? "the certificate of the peer " + peer + " has expired or is not of an authority in peer.tls.ca_file: "
+          : "no TLS with the peer " + peer + ", peer.security must be the same on both sides: ";
+  return MakeError(absl::StatusCode::kUnauthenticated, "PEER_HANDSHAKE", cause + words, {{"peer", peer}});
+}
+
 absl::StatusOr<int64_t> CertificateExpiry(const PeerSecurity& security) {
   if (security.mode == PeerSecurity::Mode::kPlain) return 0;
   const absl::StatusOr<std::string> pem = ReadPem(security.cert_file, "certificate");
@@ -91,7 +130,7 @@ absl::StatusOr<int64_t> CertificateExpiry(const PeerSecurity& security) {
   int64_t earliest = std::numeric_limits<int64_t>::max();
   int certificates = 0;
   while (true) {
-    const std::unique_ptr<X509, Free<X509_free>> certificate(PEM_read_bio_X509(in.get(), nullptr, nullptr, nullptr));
+    const Certificate certificate(PEM_read_bio_X509(in.get(), nullptr, nullptr, nullptr));
     if (certificate == nullptr) break;
     std::tm end = {};
     if (ASN1_TIME_to_tm(X509_get0_notAfter(certificate.get()), &end) != 1) {

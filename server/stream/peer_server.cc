@@ -20,6 +20,7 @@ namespace spectrumkv {
 namespace {
 
 constexpr int64_t kShutdownTimeoutMs = 8000;
+constexpr size_t kMaxNamesBytes = 200;
 
 using RawReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 
@@ -74,6 +75,7 @@ class PeerServiceImpl final : public v1::PeerService::WithRawCallbackMethod_Cont
     if (!identity.ok()) return new RefusingReactor(identity);
     auto core = std::make_shared<ControlCore>(env_, StreamCore::Side::kAcceptor, context->peer());
     if (!core->Register()) return new RefusingReactor(Draining());
+    core->ExpectHello();
     auto* reactor = new AcceptReactor(context, core);
     std::shared_ptr<ControlListener> listener = acceptor_->OnControl(core);
     if (listener == nullptr) {
@@ -105,14 +107,20 @@ class PeerServiceImpl final : public v1::PeerService::WithRawCallbackMethod_Cont
   absl::Status CheckIdentity(const grpc::CallbackServerContext& context) const {
     if (security_.mode == PeerSecurity::Mode::kPlain) return absl::OkStatus();
     const auto auth = context.auth_context();
+    std::string names;
     if (auth != nullptr && auth->IsPeerAuthenticated()) {
-      for (const grpc::string_ref& name : auth->GetPeerIdentity()) {
-        if (std::string(name.data(), name.size()) == security_.expected_identity) return absl::OkStatus();
+      for (const grpc::string_ref& part : auth->GetPeerIdentity()) {
+        const std::string name(part.data(), part.size());
+        if (name == security_.expected_identity) return absl::OkStatus();
+        if (names.size() < kMaxNamesBytes) names += (names.empty() ? "" : ", ") + name.substr(0, kMaxNamesBytes);
       }
     }
-    return MakeError(absl::StatusCode::kPermissionDenied, "PEER_IDENTITY",
-                     "the peer's certificate is not for " + security_.expected_identity,
-                     {{"expected", security_.expected_identity}});
+    absl::Status refusal = MakeError(absl::StatusCode::kPermissionDenied, "PEER_IDENTITY",
+                                     "the dialling daemon's certificate is for " + (names.empty() ? "nobody" : names) +
+                                         ", not for " + security_.expected_identity,
+                                     {{"expected", security_.expected_identity}});
+    acceptor_->OnStranger(refusal);
+    return refusal;
   }
 
   StreamEnv* const env_;

@@ -3,9 +3,13 @@
 #include <utility>
 
 #include "server/base/status.h"
+#include "server/stream/peer_security.h"
 
 namespace spectrumkv {
 namespace {
+
+// gRPC's words where the peer closed the connection before it was made, as a TLS server does that refuses a client.
+constexpr char kHungUp[] = "Socket closed";
 
 absl::Status PeerGone(const std::string& message) {
   return MakeError(absl::StatusCode::kUnavailable, "PEER_GONE", message);
@@ -161,15 +165,22 @@ void StreamCore::Cancelled() {
 absl::Status StreamCore::FinalStatusLocked(const absl::Status& wire_status) const {
   if (!local_error_.ok()) return local_error_;
   if (wire_status.ok() || !ReasonOf(wire_status).empty()) return wire_status;
-  const std::string text = peer_ + ": " + std::string(wire_status.message());
+  std::string text = peer_ + ": " + std::string(wire_status.message());
+  const bool dialling = side_ == Side::kDialler && !connected_;
+  if (dialling) {
+    absl::Status handshake = HandshakeError(peer_, std::string(wire_status.message()));
+    if (!handshake.ok()) return handshake;
+    if (text.find(kHungUp) != std::string::npos) {
+      text += " (before the connection was made: does it trust our certificate, and is its peer.security ours?)";
+    }
+  }
   switch (wire_status.code()) {
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kCancelled:
     case absl::StatusCode::kInternal:
     case absl::StatusCode::kUnknown:
     case absl::StatusCode::kDeadlineExceeded:
-      return MakeError(absl::StatusCode::kUnavailable,
-                       side_ == Side::kDialler && !connected_ ? "PEER_UNREACHABLE" : "PEER_GONE", text,
+      return MakeError(absl::StatusCode::kUnavailable, dialling ? "PEER_UNREACHABLE" : "PEER_GONE", text,
                        {{"peer", peer_}});
     case absl::StatusCode::kResourceExhausted:
       return MakeError(wire_status.code(), "MESSAGE_TOO_LARGE", text, {{"peer", peer_}});

@@ -111,6 +111,8 @@ class ControlCore final : public StreamCore, public ControlStream {
   ControlCore(StreamEnv* env, Side side, std::string peer);
   // Before Attach.
   void SetListener(std::shared_ptr<ControlListener> listener) { listener_ = std::move(listener); }
+  // Before Attach: a peer that says nothing is cut.
+  void ExpectHello();
   void Send(ControlFrame frame) override;
   void Close(absl::Status status) override { CloseWith(status); }
   std::string peer() const override { return peer_name(); }
@@ -119,6 +121,7 @@ class ControlCore final : public StreamCore, public ControlStream {
   absl::Status HandleMessage(grpc::ByteBuffer* message) override;
   void HandleClosed(const absl::Status& status) override;
   std::shared_ptr<ControlListener> listener_;
+  bool expects_hello_ = false;
 };
 
 class DataCore final : public StreamCore, public DataStream {

@@ -39,7 +39,7 @@ class EndsHere {
 struct StreamLimits {
   // How long a dialled stream may take until the peer has answered at all.
   int64_t connect_timeout_ms = 3000;
-  // How long a peer may take to send the DataOpen of a Data stream it opened.
+  // How long a peer may take to send the hello or DataOpen of a stream it opened.
   int64_t open_timeout_ms = 10'000;
   // From Close to the end of the call; then it is cut.
   int64_t close_timeout_ms = 5000;

@@ -50,6 +50,12 @@ void ControlCore::Send(ControlFrame frame) {
   Enqueue(grpc::ByteBuffer(&slice, 1));
 }
 
+void ControlCore::ExpectHello() {
+  expects_hello_ = true;
+  ArmTimer(env_->limits().open_timeout_ms, MakeError(absl::StatusCode::kDeadlineExceeded, "NO_HELLO",
+                                                     "the Control stream did not begin with hello in time"));
+}
+
 absl::Status ControlCore::HandleMessage(grpc::ByteBuffer* message) {
   v1::ControlRequest request;
   grpc::ProtoBufferReader reader(message);
@@ -58,6 +64,7 @@ absl::Status ControlCore::HandleMessage(grpc::ByteBuffer* message) {
   }
   absl::StatusOr<ControlFrame> frame = FrameFromProto(request.frame());
   if (!frame.ok()) return frame.status();
+  if (std::exchange(expects_hello_, false)) DisarmTimer();
   listener_->OnFrame(*std::move(frame));
   return absl::OkStatus();
 }

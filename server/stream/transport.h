@@ -84,6 +84,8 @@ class PeerAcceptor {
   virtual std::shared_ptr<ControlListener> OnControl(std::shared_ptr<ControlStream> stream) = 0;
   // Called after the peer's DataOpen. Null refuses it (NOT_FOUND UNKNOWN_SESSION).
   virtual std::shared_ptr<DataListener> OnData(std::shared_ptr<DataStream> stream, const DataOpenFrame& open) = 0;
+  // A peer's stream was refused for what its certificate says.
+  virtual void OnStranger(const absl::Status& status) { (void)status; }
   // A Data stream that a peer opened has ended with an error and never had a listener.
   virtual void OnDataRefused(const absl::Status& status) { (void)status; }
 };
@@ -91,7 +93,8 @@ class PeerAcceptor {
 class Transport {
  public:
   virtual ~Transport() = default;
-  // Dials lazily; a peer that is not there shows as OnClosed(UNAVAILABLE PEER_UNREACHABLE) within connect_timeout_ms.
+  // Dials lazily; a peer that is not there shows as OnClosed(UNAVAILABLE PEER_UNREACHABLE) within connect_timeout_ms,
+  // one whose certificate does not fit as PEER_IDENTITY or PEER_HANDSHAKE (peer_security.h).
   virtual std::shared_ptr<ControlStream> OpenControl(const std::string& peer_address,
                                                      std::shared_ptr<ControlListener> listener) = 0;
   // `open.stream` chooses the connection: each index has its own TCP connection to the peer.

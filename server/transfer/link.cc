@@ -155,6 +155,7 @@ void Transfer::Joined() {
   link_.joined = true;
   link_lost_ns_ = 0;
   backoff_ms_ = 0;
+  last_break_.clear();
   AddStage(Stage::kQueue, SecondsSinceStart());
   Apply(Event::kPeerJoined);
 }
@@ -203,10 +204,11 @@ void Transfer::DropLink(bool good_order) {
 void Transfer::LinkBroke(absl::Status why) {
   if (terminal()) return;
   SPECTRUMKV_LOG(kInfo, "transfer", "link broke", {"transfer", id()}, {"why", std::string(why.message())});
-  parts().metrics->CountError(ErrorStage(), why.ok() ? absl::StatusCode::kUnavailable : why.code());
   OnLinkLost();
   DropLink(false);
-  if (!WorthRedialling(why)) return Fail(std::move(why));
+  if (!WorthRedialling(why)) return Fail(std::move(why));  // counted as the end of the transfer
+  parts().metrics->CountError(ErrorStage(), why.ok() ? absl::StatusCode::kUnavailable : why.code());
+  last_break_ = std::string(why.message());
   const int64_t now = NowNs();
   if (link_lost_ns_ == 0) link_lost_ns_ = now;
   if (now - link_lost_ns_ >= options().progress_timeout_ms * kMsToNs) {
@@ -228,10 +230,17 @@ void Transfer::ScheduleRedial() {
 void Transfer::ArmTick() {
   if (terminal()) return;
   if (tick_timer_ != 0) parts().clock->Cancel(tick_timer_);
-  tick_timer_ = parts().clock->CallAt(NowNs() + options().progress_timeout_ms * kMsToNs / 3, Weakly(&Transfer::Tick));
+  const int64_t patience_ns = options().progress_timeout_ms * kMsToNs;
+  int64_t at = NowNs() + patience_ns / 3;
+  if (link_.control != nullptr) {
+    at = std::min(at, last_heard_ns_.load(std::memory_order_relaxed) + patience_ns);
+  } else if (link_lost_ns_ != 0) {
+    at = std::min(at, link_lost_ns_ + patience_ns);
+  }
+  tick_timer_ = parts().clock->CallAt(at, Weakly(&Transfer::Tick));
 }
 
-// Every third of the progress timeout: say that we live, and notice that the peer does not.
+// Every third of the progress timeout, and where it is over: say that we live, and notice that the peer does not.
 void Transfer::Tick() {
   if (terminal()) return;
   const int64_t now = NowNs();

@@ -427,6 +427,10 @@ std::shared_ptr<DataListener> TransferManagerImpl::OnData(std::shared_ptr<DataSt
   return std::make_shared<DataSession>(transfer, attempt);
 }
 
+void TransferManagerImpl::OnStranger(const absl::Status& status) {
+  parts_.metrics->CountError(MetricStage::kQueue, status.code());
+}
+
 void TransferManagerImpl::OnDataRefused(const absl::Status& status) {
   parts_.metrics->CountError(MetricStage::kReceive, status.code());
 }

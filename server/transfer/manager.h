@@ -43,6 +43,7 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
 
   std::shared_ptr<ControlListener> OnControl(std::shared_ptr<ControlStream> stream) override;
   std::shared_ptr<DataListener> OnData(std::shared_ptr<DataStream> stream, const DataOpenFrame& open) override;
+  void OnStranger(const absl::Status& status) override;
   void OnDataRefused(const absl::Status& status) override;
 
   void OnSettled(const std::shared_ptr<Transfer>& transfer) override;

@@ -78,7 +78,9 @@ void Transfer::ArmDeadline(int64_t deadline_ms) {
       if (t->NowNs() < t->deadline_ns_) return;  // armed again meanwhile
       t->Apply(Event::kExpire, MakeError(absl::StatusCode::kDeadlineExceeded, "DEADLINE_EXCEEDED",
                                          absl::StrCat("the transfer did not commit within its deadline of ",
-                                                      deadline_ms, " ms"),
+                                                      deadline_ms, " ms",
+                                                      t->last_break_.empty() ? "" : "; the link had broken: ",
+                                                      t->last_break_),
                                          {{"deadline_ms", absl::StrCat(deadline_ms)}}));
     });
   });

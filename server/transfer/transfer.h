@@ -163,6 +163,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   std::atomic<int64_t> last_heard_ns_{0};
   int64_t link_lost_ns_ = 0;  // 0: the link is up, or never was
   int64_t backoff_ms_ = 0;
+  std::string last_break_;  // why the link broke, until it is up again
   uint64_t peer_epoch_ = 0;
   std::atomic<bool> settled_{false};
   std::map<uint64_t, std::shared_ptr<TransferWatcher>> watchers_;

@@ -2,6 +2,8 @@
 //
 //   round_trip PREFILL_WORKER_SOCKET DECODE_WORKER_SOCKET DECODE_PEER_HOST:PORT [BUDGET]
 //
+// Built as build*/client/examples/round_trip by the presets of CONTRIBUTING.md, not by scripts/demo; the addresses that
+// scripts/demo --keep prints serve.
 // Prints the receiver's report and how far the values are from the originals; exit 0 if the transfer committed.
 #include <cmath>
 #include <cstdio>

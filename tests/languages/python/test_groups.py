@@ -1,6 +1,9 @@
 """Where a Group says the bytes lie, against where numpy finds them."""
 
+import errno
 import os
+import resource
+import signal
 import stat
 
 import numpy as np
@@ -91,6 +94,21 @@ def test_segment_is_shared_populated_and_removed():
     assert not os.path.exists(path)
     segment.memory[0] = 1  # still mapped
     segment.close()
+
+
+def test_segment_that_finds_no_room_says_how_much_and_where(tmp_path):
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))  # as a file system that is full
+    try:
+        skv.SharedSegment(1 << 20, "fits", str(tmp_path)).close()
+        with pytest.raises(OSError, match=rf"{(1 << 20) + 1} bytes: '{tmp_path}/large'") as refused:
+            skv.SharedSegment((1 << 20) + 1, "large", str(tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert refused.value.errno == errno.EFBIG
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_segment_never_takes_over_another():

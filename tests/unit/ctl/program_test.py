@@ -4,6 +4,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,19 @@ class ProgramTest(unittest.TestCase):
                 self.assertEqual((code, out), (2, ""))
                 self.assertTrue(err)
 
+    def test_a_file_that_is_none_is_named_with_its_cause(self):
+        with tempfile.TemporaryDirectory() as folder:
+            os.mkfifo(f"{folder}/pipe")
+            os.symlink("loop", f"{folder}/loop")
+            for path, cause in (("/nonexistent.npy", "No such file or directory"), ("/dev/zero", "is not a regular file"),
+                                (folder, "is not a regular file"), (f"{folder}/pipe", "is not a regular file"),
+                                (f"{folder}/loop", "Too many levels of symbolic links")):
+                with self.subTest(path):
+                    code, out, err = ctl("put", path, "--layers", "1", "--heads", "1", "--head-dim", "64")
+                    self.assertEqual((code, out), (2, ""))
+                    self.assertIn(path, err)
+                    self.assertIn(cause, err)
+
     def test_no_daemon_is_3(self):
         for words in (["status"], ["pools"], ["transfers"], ["peers"], ["config"], ["drain"], ["health"],
                       ["transfers", "show", "x"]):
@@ -53,6 +67,28 @@ class ProgramTest(unittest.TestCase):
                                      SPECTRUMKV_WORKER_SOCKET="/nonexistent/w.sock")
                 self.assertEqual((code, out), (3, ""))
                 self.assertIn("/nonexistent/", err)
+                self.assertIn("No such file or directory", err)
+
+    def test_why_no_daemon_answers(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(f"{folder}/file", "w", encoding="utf-8"):
+                pass
+            dead = socket.socket(socket.AF_UNIX)
+            dead.bind(f"{folder}/dead")
+            dead.close()
+            causes = {"file": "Connection refused", "dead": "Connection refused", "file/below": "Not a directory"}
+            if os.geteuid() != 0:
+                os.mkdir(f"{folder}/locked", 0)
+                causes["locked/socket"] = "Permission denied"
+            else:
+                print("SKIPPED: a socket without permission: root has all")
+            for name, cause in causes.items():
+                for words in (["status"], ["pools", "renew", "--pool", "x", "--epoch", "1"]):
+                    with self.subTest(name=name, words=words):
+                        code, _, err = ctl(*words, "--timeout", "0.1", SPECTRUMKV_ADMIN_SOCKET=f"{folder}/{name}",
+                                           SPECTRUMKV_WORKER_SOCKET=f"{folder}/{name}")
+                        self.assertEqual(code, 3, err)
+                        self.assertIn(f"{name}: {cause}", err)
 
     def test_codec_list_and_selftest(self):
         code, out, _ = ctl("codec", "list", "--json")

@@ -4,8 +4,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cstdio>
 #include <optional>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "server/base/status.h"
 #include "server/metrics/metrics.h"
@@ -19,21 +23,29 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// The whole answer of an HTTP GET on loopback; "" if nobody answers.
-std::string Get(int port, const std::string& path) {
+// A connection to loopback; -1 if nobody answers.
+int Dial(int port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) return fd;
+  close(fd);
+  return -1;
+}
+
+// The whole answer of an HTTP GET; "" if nobody answers.
+std::string Get(int port, const std::string& path) {
+  const int fd = Dial(port);
   std::string answer;
-  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
+  if (fd >= 0) {
     const std::string request = "GET " + path + " HTTP/1.0\r\n\r\n";
     EXPECT_EQ(send(fd, request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
     char buffer[4096];
     for (ssize_t got; (got = recv(fd, buffer, sizeof(buffer), 0)) > 0;) answer.append(buffer, static_cast<size_t>(got));
+    close(fd);
   }
-  close(fd);
   return answer;
 }
 
@@ -92,6 +104,39 @@ TEST(MetricsExposerTest, OutlivesTheMetricsAndStopsWhenDestroyed) {
   EXPECT_THAT(Get(port, "/metrics"), HasSubstr("spectrumkv_draining 0"));
   exposer->reset();
   EXPECT_EQ(Get(port, "/metrics"), "");
+}
+
+TEST(MetricsExposerTest, ClientsThatSayNothingHoldScrapesUpForSecondsOnly) {
+  Metrics metrics;
+  const auto exposer = MetricsExposer::Start("127.0.0.1:0", metrics);
+  ASSERT_TRUE(exposer.ok()) << exposer.status();
+  std::vector<int> silent;
+  for (int i = 0; i < 24; ++i) {
+    silent.push_back(Dial((*exposer)->port()));
+    ASSERT_GE(silent.back(), 0);
+    ASSERT_EQ(send(silent.back(), "GET /metr", 9, MSG_NOSIGNAL), 9);
+  }
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_THAT(Get((*exposer)->port(), "/metrics"), StartsWith("HTTP/1.1 200"));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));  // Prometheus waits so long
+  for (const int fd : silent) close(fd);
+}
+
+// civetweb alone looks every two seconds whether it shall stop, and a daemon would end so much later.
+TEST(MetricsExposerTest, StopsAtOnce) {
+  Metrics metrics;
+  for (const char* address : {"127.0.0.1:0", "0.0.0.0:0", "localhost:0", "[::1]:0", "[::]:0"}) {
+    auto exposer = MetricsExposer::Start(address, metrics);
+    if (!exposer.ok() && address[0] == '[') {
+      std::printf("SKIPPED: %s: no IPv6 on this machine\n", address);
+      continue;
+    }
+    ASSERT_TRUE(exposer.ok()) << exposer.status();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // let it go into its wait
+    const auto start = std::chrono::steady_clock::now();
+    exposer->reset();
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(1000)) << address;
+  }
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // Who may talk to a daemon whose peers use mTLS.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -56,20 +57,67 @@ TEST_F(SecurityTest, PeersOfOneCaTalk) {
 TEST_F(SecurityTest, StrangersAreRefused) {
   const PeerSecurity server = ca_.Issue("spectrumkv");
   EXPECT_EQ(Dial(server, PeerSecurity{}).code(), absl::StatusCode::kUnavailable) << "no TLS";
-  EXPECT_EQ(Dial(PeerSecurity{}, ca_.Issue("spectrumkv")).code(), absl::StatusCode::kUnavailable)
-      << "server without TLS";
+  const absl::Status plain = Dial(PeerSecurity{}, ca_.Issue("spectrumkv"));
+  EXPECT_EQ(plain.code(), absl::StatusCode::kUnauthenticated) << "server without TLS: " << plain;
+  EXPECT_EQ(ReasonOf(plain), "PEER_HANDSHAKE");
   PeerSecurity foreign = other_ca_.Issue("spectrumkv");
-  EXPECT_EQ(Dial(server, foreign).code(), absl::StatusCode::kUnavailable) << "the client distrusts the server";
+  const absl::Status distrusted = Dial(server, foreign);
+  EXPECT_EQ(distrusted.code(), absl::StatusCode::kUnauthenticated) << "the client distrusts the server: " << distrusted;
+  EXPECT_EQ(ReasonOf(distrusted), "PEER_HANDSHAKE");
+  EXPECT_THAT(std::string(distrusted.message()), testing::HasSubstr("peer.tls.ca_file"));
   foreign.ca_file = ca_.ca_file();
   EXPECT_EQ(Dial(server, foreign).code(), absl::StatusCode::kUnavailable) << "the server distrusts the client";
 }
 
 TEST_F(SecurityTest, IdentitiesAreChecked) {
-  EXPECT_EQ(Dial(ca_.Issue("somebody"), ca_.Issue("spectrumkv")).code(), absl::StatusCode::kUnavailable)
-      << "the server's certificate is for another name";
+  const absl::Status server = Dial(ca_.Issue("somebody"), ca_.Issue("spectrumkv"));
+  EXPECT_EQ(server.code(), absl::StatusCode::kPermissionDenied) << "the server's certificate is for another name";
+  EXPECT_EQ(ReasonOf(server), "PEER_IDENTITY");
   const absl::Status status = Dial(ca_.Issue("spectrumkv"), ca_.Issue("somebody"));
   EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied) << status;
   EXPECT_EQ(ReasonOf(status), "PEER_IDENTITY");
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("for somebody, not for spectrumkv"));
+}
+
+TEST_F(SecurityTest, OwnIdentityIsChecked) {
+  EXPECT_TRUE(CheckOwnIdentity(PeerSecurity{}).ok()) << "plain";
+  EXPECT_TRUE(CheckOwnIdentity(ca_.Issue("spectrumkv")).ok());
+  EXPECT_TRUE(CheckOwnIdentity(ca_.Issue("kv.example", "kv.example")).ok());
+  for (const char* name : {"somebody", "*.spectrumkv", "spectrumkv.example", "*"}) {
+    const PeerSecurity security = ca_.Issue(name);
+    const absl::Status status = CheckOwnIdentity(security);
+    EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied) << name << ": " << status;
+    EXPECT_EQ(ReasonOf(status), "PEER_IDENTITY") << name;
+    EXPECT_EQ(MetadataOf(status)["file"], security.cert_file) << name;
+    EXPECT_EQ(ReasonOf(Dial(ca_.Issue("spectrumkv"), security)), "PEER_IDENTITY") << name << ", as a peer sees it";
+  }
+}
+
+// gRPC tells of a handshake in words alone; others than these may be the network, and are tried again.
+TEST(HandshakeErrorTest, KnowsOnlyWhatCannotChange) {
+  const struct {
+    const char* words;
+    absl::StatusCode code;
+    const char* reason;
+  } cases[] = {
+      {"failed to connect to all addresses; last error: UNKNOWN: ipv4:1.2.3.4:1: Peer name x is not in peer "
+       "certificate",
+       absl::StatusCode::kPermissionDenied, "PEER_IDENTITY"},
+      {"UNKNOWN: a: Ssl handshake failed: SSL_ERROR_SSL: error:0A000086:SSL routines::certificate verify failed",
+       absl::StatusCode::kUnauthenticated, "PEER_HANDSHAKE"},
+      {"UNKNOWN: a: Ssl handshake failed: SSL_ERROR_SSL: error:0A00010B:SSL routines::wrong version number",
+       absl::StatusCode::kUnauthenticated, "PEER_HANDSHAKE"},
+      {"UNKNOWN: a: Ssl handshake failed: SSL_ERROR_SYSCALL", absl::StatusCode::kOk, ""},
+      {"UNAVAILABLE: ipv4:1.2.3.4:1: Socket closed", absl::StatusCode::kOk, ""},
+      {"UNKNOWN: ipv4:1.2.3.4:1: Failed to connect to remote host: Connection refused", absl::StatusCode::kOk, ""},
+      {"", absl::StatusCode::kOk, ""},
+  };
+  for (const auto& known : cases) {
+    const absl::Status status = HandshakeError("1.2.3.4:1", known.words);
+    EXPECT_EQ(status.code(), known.code) << known.words;
+    EXPECT_EQ(ReasonOf(status), known.reason) << known.words;
+    EXPECT_EQ(MetadataOf(status)["peer"], status.ok() ? "" : "1.2.3.4:1") << known.words;
+  }
 }
 
 TEST_F(SecurityTest, BadFilesAreNamed) {
@@ -89,7 +137,8 @@ TEST_F(SecurityTest, BadFilesAreNamed) {
 
 // As the openssl program says it.
 int64_t EndOf(const std::string& file) {
-  FILE* program = popen(("date -d \"$(openssl x509 -enddate -noout -in " + file + " | cut -d= -f2)\" +%s").c_str(), "r");
+  FILE* program =
+      popen(("date -d \"$(openssl x509 -enddate -noout -in " + file + " | cut -d= -f2)\" +%s").c_str(), "r");
   char line[64] = {};
   EXPECT_NE(fgets(line, sizeof(line), program), nullptr);
   EXPECT_EQ(pclose(program), 0);

@@ -304,19 +304,37 @@ TEST_F(GrpcTest, AMessageAboveTheLimitClosesTheStream) {
   EXPECT_TRUE(sender.WaitIdle());
 }
 
+// Waits for the end of a call whose peer says nothing.
+template <typename Response, typename Call>
+void ExpectCut(Call* call, const char* what) {
+  Response response;
+  EXPECT_FALSE(call->Read(&response)) << what;
+  const grpc::Status status = call->Finish();
+  EXPECT_NE(status.error_code(), grpc::StatusCode::OK) << what;
+  EXPECT_NE(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << what << ": the client's own deadline came first";
+}
+
 TEST_F(GrpcTest, APeerThatNeverOpensIsClosed) {
   PeerServerOptions options;
   options.open_timeout_ms = 300;
   StartServer(options);
   auto stub = OrdinaryClient();
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
-  auto call = stub->Data(&context);
-  v1::DataResponse response;
-  EXPECT_FALSE(call->Read(&response));
-  const grpc::Status status = call->Finish();
-  EXPECT_NE(status.error_code(), grpc::StatusCode::OK);
-  EXPECT_NE(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << "the client's own deadline came first";
+  grpc::ClientContext data_context, silent_context, speaking_context;
+  for (grpc::ClientContext* context : {&data_context, &silent_context, &speaking_context}) {
+    context->set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+  }
+  auto speaking = stub->Control(&speaking_context);
+  v1::ControlRequest request;
+  request.mutable_frame()->mutable_heartbeat()->set_reason("a first frame");
+  ASSERT_TRUE(speaking->Write(request));
+  auto accepted = acceptor_.WaitControl();
+  ASSERT_NE(accepted.stream, nullptr);
+  const auto data = stub->Data(&data_context);
+  ExpectCut<v1::DataResponse>(data.get(), "Data");
+  const auto silent = stub->Control(&silent_context);
+  ExpectCut<v1::ControlResponse>(silent.get(), "Control");
+  EXPECT_FALSE(accepted.listener->closed()) << "whoever has spoken may go on";
+  speaking_context.TryCancel();
 }
 
 // A peer that takes chunks from the connection but never from the stream: Close ends it in seconds, slots come home,

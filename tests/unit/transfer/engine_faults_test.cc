@@ -227,6 +227,25 @@ TEST_F(EngineTest, ASilentPeerIsNoticedWithinTheProgressTimeout) {
   EXPECT_EQ(ReasonOf(report.error), "PEER_SILENT");
 }
 
+// Whatever the moment of the peer's last word between two heartbeats.
+TEST_F(EngineTest, SilenceIsCountedFromTheLastWord) {
+  progress_timeout_ms_ = 4500;  // heartbeats every 1500
+  Build();
+  Prepare();
+  network_->SetFaultHook([](const FaultPoint& point) {
+    Fault fault;
+    if (point.from == "b" && point.index >= 1) fault.kind = Fault::Kind::kDrop;  // its hello reply is heard
+    return fault;
+  });
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
+  ASSERT_TRUE(a_->manager().StartSender(Send("t", Source(), Raw())).ok());
+  const TransferReport report = a_->Watch("t", Role::kSender)->WaitTerminal(20);
+  network_->SetFaultHook(nullptr);
+  EXPECT_EQ(ReasonOf(report.error), "PEER_SILENT");
+  EXPECT_GE(report.duration_seconds, 4.5);
+  EXPECT_LT(report.duration_seconds, 5.8) << "noticed at the heartbeat after";
+}
+
 TEST_F(EngineTest, AChangedSourceIsNoticed) {
   Build();
   source_layout_.generations = true;

@@ -10,7 +10,7 @@ inline constexpr uint64_t kEpochA = 0xA1, kEpochB = 0xB1;
 class EngineTest : public ::testing::Test {
  protected:
   void Build(EngineSettings settings = {}) {
-    settings.options.progress_timeout_ms = 1500;
+    settings.options.progress_timeout_ms = progress_timeout_ms_;
     settings.options.inline_chunk_bytes = inline_chunk_bytes_;
     a_ = std::make_unique<Engine>("a", network_.get(), settings, kEpochA);
     b_ = std::make_unique<Engine>("b", network_.get(), settings, kEpochB);
@@ -69,6 +69,7 @@ class EngineTest : public ::testing::Test {
     return ReadBlocks(*b_, target_pool_, target_layout_, blocks);
   }
 
+  int64_t progress_timeout_ms_ = 1500;
   // 0: every chunk takes the way over the compute executor, as large ones do.
   uint64_t inline_chunk_bytes_ = 0;
   std::unique_ptr<MemoryNetwork> network_ = std::make_unique<MemoryNetwork>();

@@ -86,6 +86,7 @@ def addresses(pair: Pair, kept: bool) -> None:
     print(f"  grpcurl -plaintext -unix {prefill.worker_socket} list")
     print(f"  grpcurl -plaintext -unix {prefill.admin_socket} spectrumkv.v1.AdminService/GetStatus")
     print(f"  grpcurl -plaintext -unix {decode.admin_socket} spectrumkv.v1.AdminService/ListTransfers")
+    print("  (scripts/install-deps does not install grpcurl)")
     print(f"  build-demo/client/ctl/spectrumkvctl transfers --admin-socket {decode.admin_socket}")
     if kept:
         print(f"\nthe daemons are running. To stop them:\n  {pair.stop_command()}")

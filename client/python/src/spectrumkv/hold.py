@@ -51,6 +51,7 @@ class HoldThread:
 
     def _run(self) -> None:
         wait_s = _FIRST_WAIT_S
+        lost: schema_pb2.PoolRef | None = None
         while not self._stopped.is_set():
             ref = self._pool.ref
             held, why = self._hold(ref)
@@ -61,7 +62,9 @@ class HoldThread:
                 self._stopped.wait(_FIRST_WAIT_S)  # until close() has its answer
                 continue
             wait_s = _FIRST_WAIT_S if held else min(wait_s * 2, _LONGEST_WAIT_S)
-            _log.warning("pool %s is no longer held: %s", ref.pool_id, why)
+            if ref is not lost:  # once; while the daemon is away, the attempts to register again say how things stand
+                _log.warning("pool %s is no longer held: %s", ref.pool_id, why)
+            lost = ref
             if self._stopped.wait(wait_s):
                 return
             try:

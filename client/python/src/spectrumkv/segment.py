@@ -35,7 +35,10 @@ class SharedSegment:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             _share_with_group(descriptor, directory)
-            os.posix_fallocate(descriptor, 0, size_bytes)  # ENOSPC here, not SIGBUS later
+            try:
+                os.posix_fallocate(descriptor, 0, size_bytes)  # ENOSPC here, not SIGBUS later
+            except OSError as error:
+                raise OSError(error.errno, f"{os.strerror(error.errno)} for {size_bytes} bytes", path) from None
             self._map = mmap.mmap(descriptor, size_bytes, mmap.MAP_SHARED)
         except BaseException:
             os.unlink(path)
