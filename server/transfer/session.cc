@@ -58,7 +58,7 @@ std::optional<CancelFrame> ControlSession::LastWords() const {
 void ControlSession::OnFrame(ControlFrame frame) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (const std::shared_ptr<Transfer> transfer = transfer_; transfer != nullptr) {
-    lock.unlock();  // what runs in Dispatch may ask this session for its stream
+    lock.unlock();  // what runs in Dispatch may ask us for the stream
     return transfer->Dispatch([t = transfer.get(), self = shared_from_this(), f = std::move(frame)]() mutable {
       t->OnControlFrame(self, std::move(f));
     });
