@@ -12,5 +12,6 @@ for dictionary in "$seeds"/../*.dict; do
   if [ -f "$dictionary" ]; then options+=("-dict=$dictionary"); fi
 done
 # An input that takes seconds or gigabytes is a fault too.
-exec "$program" -max_total_time="${SPECTRUMKV_FUZZ_SECONDS:-60}" -timeout=20 -rss_limit_mb=3000 -print_final_stats=1 \
-  -artifact_prefix="$work/found/" "${options[@]}" "$work/corpus" "$work/seeds"
+"$program" -max_total_time="${SPECTRUMKV_FUZZ_SECONDS:-60}" -timeout=20 -rss_limit_mb=3000 -print_final_stats=1 \
+  -artifact_prefix="$work/found/" "${options[@]}" "$work/corpus" "$work/seeds" 2>&1 \
+  | tail -n 200 # the end says how it went; a long run has megabytes
