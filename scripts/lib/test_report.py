@@ -2,7 +2,7 @@
 """Prints docs/test-results.md from what `scripts/test --long` left in a folder.
 
 test_report.py FOLDER: RUN.xml and RUN.json as test_summary.py reads them, RUN.about beside each (lines "key: value":
-date, commit, build), clang-tidy.log with clang-tidy.about. What has not been run is said.
+date, commit, machine, only), clang-tidy.log with clang-tidy.about. What has not been run is said.
 """
 
 import os
@@ -29,7 +29,7 @@ def read_about(path):
 
 
 def part_of(run):
-    """A part run by label leaves PART.LABEL."""
+    """A part of a part is PART.LABEL or PART.match; its .about says `only`."""
     return run.split(".", 1)[0]
 
 
@@ -47,11 +47,11 @@ def print_parts(abouts):
     print("| Part | What | Ran | Commit |\n|---|---|---|---|")
     for part, what in PARTS.items():
         own = {run: about for run, about in abouts.items() if part_of(run) == part}
-        labels = sorted(run.split(".", 1)[1] for run in own if "." in run)
         if not own:
             print(f"| {part} | {what} | not run | |")
             continue
-        ran = "all" if part in own else "only label " + ", ".join(labels)
+        only = sorted(about["only"] for about in own.values() if "only" in about)
+        ran = "all" if len(only) < len(own) else "only " + "; ".join(only).replace("|", "\\|")
         dates = sorted({about.get("date", "?") for about in own.values()})
         commits = sorted({about.get("commit", "?") for about in own.values()})
         print(f"| {part} | {what} | {ran}; {', '.join(dates)} | {', '.join(f'`{c}`' for c in commits)} |")

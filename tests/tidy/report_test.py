@@ -33,11 +33,11 @@ class ReportTest(unittest.TestCase):
 
     def test_parts(self):
         page = self.page({"fuzz.about": ABOUT, "fuzz.xml": FUZZ, "fuzz.json": self.labels("libfuzzer", "frame_fuzz", "plan_fuzz"),
-                          "asan.unit.about": ABOUT, "asan.unit.xml": UNIT, "asan.unit.json": self.labels("unit", "a_test", "b_test"),
+                          "asan.unit.about": ABOUT + "only: label unit, tests ^(a|b)_\n", "asan.unit.xml": UNIT, "asan.unit.json": self.labels("unit", "a_test", "b_test"),
                           "clang-tidy.about": ABOUT, "clang-tidy.log": TIDY})
         self.assertIn("| frame_fuzz | 1,234,567 | 61 | no fault |", page)
         self.assertIn("| plan_fuzz | not told | 3 | a fault was found |", page)
-        self.assertIn("only label unit; 2026-11-29 | `abc1234` |", page)
+        self.assertIn("only label unit, tests ^(a\\|b)_; 2026-11-29 | `abc1234` |", page)
         self.assertRegex(page, r"\| tsan \| .* \| not run \| \|")
         self.assertIn("| asan | unit | 1 | 0 | 1 | 2 |", page)
         self.assertIn("- plan_fuzz (fuzz)", page)
