@@ -38,15 +38,23 @@ def read(path):
         yield run, case.get("name"), status, float(case.get("time") or 0), labels, reasons
 
 
+def read_outputs(folder):
+    """[(run, test, its output)] of all runs of a folder."""
+    for name in sorted(os.listdir(folder)):
+        if name.endswith(".xml"):
+            for case in ElementTree.parse(os.path.join(folder, name)).getroot().iter("testcase"):
+                yield name[:-len(".xml")], case.get("name"), case.findtext("system-out") or ""
+
+
 def print_labels(cases):
     totals = defaultdict(lambda: [0, 0.0])
     for run, _, _, seconds, labels, _ in cases:
         for label in labels:
             totals[run, label or "(no label)"][0] += 1
             totals[run, label or "(no label)"][1] += seconds
-    print(f"{'run':<14}{'label':<16}{'tests':>6}{'seconds':>10}")
+    print(f"{'run':<18}{'label':<16}{'tests':>6}{'seconds':>10}")
     for (run, label), (count, seconds) in sorted(totals.items()):
-        print(f"{run:<14}{label:<16}{count:>6}{seconds:>10.1f}")
+        print(f"{run:<18}{label:<16}{count:>6}{seconds:>10.1f}")
 
 
 def main():

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <map>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "server/base/status.h"
@@ -261,7 +261,9 @@ absl::Status FileError(absl::StatusCode code, const std::string& path, const std
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   // O_NONBLOCK: a FIFO must not hang the start.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return FileError(absl::StatusCode::kNotFound, path, std::string("cannot be opened: ") + strerror(errno));
+  if (fd < 0)
+    return FileError(absl::StatusCode::kNotFound, path,
+                     std::string("cannot be opened: ") + std::generic_category().message(errno));
   struct stat info {};
   std::string text(kMaxFileBytes + 1, '\0');
   size_t size = 0;
@@ -274,7 +276,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
     if (got == 0) break;
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {
-      status = FileError(absl::StatusCode::kInvalidArgument, path, std::string("cannot be read: ") + strerror(errno));
+      status = FileError(absl::StatusCode::kInvalidArgument, path,
+                         std::string("cannot be read: ") + std::generic_category().message(errno));
     } else {
       size += static_cast<size_t>(got);
     }

@@ -3,8 +3,8 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstring>
 #include <initializer_list>
+#include <system_error>
 #include <utility>
 
 #include "server/base/status.h"
@@ -23,7 +23,7 @@ std::string JsonText(const std::string& text) {
 
 absl::Status Failed(const std::string& path, const char* what) {
   return MakeError(absl::StatusCode::kUnavailable, "READY_FILE",
-                   std::string(what) + " " + path + ": " + std::strerror(errno), {{"path", path}});
+                   std::string(what) + " " + path + ": " + std::generic_category().message(errno), {{"path", path}});
 }
 
 }  // namespace

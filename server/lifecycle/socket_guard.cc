@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <system_error>
 
@@ -26,7 +25,7 @@ absl::Status MakeDirectory(const std::string& path) {
   if (parent.empty() || std::filesystem::is_directory(parent, error)) return absl::OkStatus();
   std::filesystem::create_directories(parent.parent_path(), error);
   if (mkdir(parent.c_str(), 0750) != 0 && errno != EEXIST) {
-    return SystemError("cannot create", parent.string(), std::strerror(errno));
+    return SystemError("cannot create", parent.string(), std::generic_category().message(errno));
   }
   return absl::OkStatus();
 }
@@ -38,7 +37,7 @@ absl::Status RemoveStale(const std::string& path) {
     return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_SOCKET_PATH",
                      path + " exists and is no socket; it is left alone", {{"path", path}});
   }
-  if (unlink(path.c_str()) != 0) return SystemError("cannot remove", path, std::strerror(errno));
+  if (unlink(path.c_str()) != 0) return SystemError("cannot remove", path, std::generic_category().message(errno));
   return absl::OkStatus();
 }
 
@@ -55,12 +54,12 @@ absl::StatusOr<std::unique_ptr<SocketGuard>> SocketGuard::Take(const std::string
   if (!directory.ok()) return directory;
   const std::string lock_path = path + ".lock";
   const int lock = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (lock < 0) return SystemError("cannot open", lock_path, std::strerror(errno));
+  if (lock < 0) return SystemError("cannot open", lock_path, std::generic_category().message(errno));
   // Owns the lock from here on; a guard that fails below removes nothing of another daemon.
   if (flock(lock, LOCK_EX | LOCK_NB) != 0) {
     const int error = errno;
     close(lock);
-    if (error != EWOULDBLOCK) return SystemError("cannot lock", lock_path, std::strerror(error));
+    if (error != EWOULDBLOCK) return SystemError("cannot lock", lock_path, std::generic_category().message(error));
     return MakeError(absl::StatusCode::kUnavailable, "SOCKET_IN_USE",
                      path + " belongs to another daemon that is running", {{"path", path}});
   }
@@ -79,7 +78,8 @@ SocketGuard::~SocketGuard() {
 }
 
 absl::Status SocketGuard::SetMode(unsigned mode) const {
-  if (chmod(path_.c_str(), mode) != 0) return SystemError("cannot set the mode of", path_, std::strerror(errno));
+  if (chmod(path_.c_str(), mode) != 0)
+    return SystemError("cannot set the mode of", path_, std::generic_category().message(errno));
   return absl::OkStatus();
 }
 

@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <system_error>
 
 #include "server/base/status.h"
 #include "server/memory/available.h"
@@ -46,10 +47,10 @@ absl::Status OpenError(int error, const std::string& segment) {
     case EPERM:
     case EROFS:
       return Refuse(absl::StatusCode::kPermissionDenied, "SEGMENT_NO_ACCESS", segment,
-                    "cannot be opened for reading and writing: " + std::string(strerror(error)));
+                    "cannot be opened for reading and writing: " + std::generic_category().message(error));
     default:
       return Refuse(absl::StatusCode::kResourceExhausted, "SEGMENT_MAP_FAILED", segment,
-                    "cannot be opened: " + std::string(strerror(error)));
+                    "cannot be opened: " + std::generic_category().message(error));
   }
 }
 
@@ -123,7 +124,7 @@ absl::StatusOr<std::unique_ptr<Mapping>> MapSegment(int fd, uint64_t size, const
     const int error = errno;
     close(fd);
     return Refuse(absl::StatusCode::kResourceExhausted, "SEGMENT_MAP_FAILED", segment,
-                  "cannot be mapped: " + std::string(strerror(error)));
+                  "cannot be mapped: " + std::generic_category().message(error));
   }
   auto mapping = std::make_unique<Mapping>(address, size, static_cast<uint8_t*>(address), size, fd);
   if (!mapping->guard_->armed()) {
@@ -166,7 +167,7 @@ absl::StatusOr<std::unique_ptr<Mapping>> AllocateOwned(uint64_t size) {
   if (!status.ok()) return status;
   const auto out_of_memory = [&](const char* what) {
     return Refuse(absl::StatusCode::kResourceExhausted, "OUT_OF_MEMORY", segment,
-                  std::string(what) + " " + std::to_string(size) + " bytes: " + strerror(errno));
+                  std::string(what) + " " + std::to_string(size) + " bytes: " + std::generic_category().message(errno));
   };
   const uint64_t whole = (size + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
   const uint64_t mapped = whole + kHugePageBytes;

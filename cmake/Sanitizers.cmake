@@ -1,0 +1,30 @@
+# SPECTRUMKV_SANITIZE, SPECTRUMKV_FUZZERS -> flags of everything, and what tests find in their environment:
+#   SPECTRUMKV_TEST_ENVIRONMENT        tests that run our own code alone
+#   SPECTRUMKV_GRPC_TEST_ENVIRONMENT   tests that run gRPC too, or start daemons that do
+# ThreadSanitizer sees only code it has instrumented. The system's gRPC is not, so it would report every word that gRPC
+# guards by its own locks; those tests ignore what such libraries do. Tests without gRPC ignore nothing but what
+# tests/sanitizers/tsan.supp names, each with its reason.
+set(SPECTRUMKV_TEST_ENVIRONMENT "")
+set(SPECTRUMKV_GRPC_TEST_ENVIRONMENT "")
+if(SPECTRUMKV_SANITIZE)
+  add_compile_options(-fsanitize=${SPECTRUMKV_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${SPECTRUMKV_SANITIZE})
+endif()
+if(SPECTRUMKV_SANITIZE MATCHES "undefined")
+  set(ubsan "UBSAN_OPTIONS=print_stacktrace=1")
+  list(APPEND SPECTRUMKV_TEST_ENVIRONMENT ${ubsan})
+  list(APPEND SPECTRUMKV_GRPC_TEST_ENVIRONMENT ${ubsan})
+endif()
+if(SPECTRUMKV_SANITIZE MATCHES "thread")
+  set(tsan "TSAN_OPTIONS=second_deadlock_stack=1:history_size=4")
+  string(APPEND tsan ":suppressions=${PROJECT_SOURCE_DIR}/tests/sanitizers/tsan.supp")
+  list(APPEND SPECTRUMKV_TEST_ENVIRONMENT "${tsan}")
+  list(APPEND SPECTRUMKV_GRPC_TEST_ENVIRONMENT "${tsan}:ignore_noninstrumented_modules=1")
+endif()
+if(SPECTRUMKV_FUZZERS)
+  if(NOT CMAKE_CXX_COMPILER_ID MATCHES Clang)
+    message(FATAL_ERROR "SPECTRUMKV_FUZZERS=ON needs clang (libFuzzer is a part of it); the compiler is "
+      "${CMAKE_CXX_COMPILER_ID} (${CMAKE_CXX_COMPILER}). Use `cmake --preset fuzz`")
+  endif()
+  add_compile_options(-fsanitize=fuzzer-no-link) # coverage of all our code; fuzz targets add the engine
+endif()
