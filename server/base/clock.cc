@@ -22,13 +22,15 @@ class SystemClock final : public Clock {
  public:
   SystemClock() : thread_([this] { Run(); }) {}
 
-  ~SystemClock() override {
+  ~SystemClock() override { Stop(); }
+
+  void Stop() override {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       stopping_ = true;
     }
     wake_.notify_one();
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
   }
 
   int64_t NowNs() override { return SteadyNowNs(); }

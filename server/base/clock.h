@@ -20,9 +20,12 @@ class Clock {
   virtual TimerId CallAt(int64_t deadline_ns, std::function<void()> callback) = 0;
   // True if the callback will not run any more; false if it has run, or is running now.
   virtual bool Cancel(TimerId timer) = 0;
+  // Waits for a callback that is running; none runs after it, timers that are left and new ones never do. Before what
+  // callbacks use is destroyed.
+  virtual void Stop() = 0;
 };
 
-// The destructor waits for a callback that is running and drops the timers that are left.
+// The destructor stops it and drops the timers that are left.
 std::unique_ptr<Clock> NewSystemClock();
 
 }  // namespace spectrumkv

@@ -25,6 +25,7 @@ ThreadPool::~ThreadPool() {
   }
   wake_.notify_all();
   for (std::thread& thread : threads_) thread.join();
+  while (waking_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
 }
 
 void ThreadPool::Post(std::function<void()> task) {
@@ -34,8 +35,11 @@ void ThreadPool::Post(std::function<void()> task) {
     queue_.push_back(std::move(task));
     // Waking a thread costs more than a small task; this one takes the next task itself.
     wake = t_pool != this || queue_.size() > 1;
+    if (wake) waking_.fetch_add(1, std::memory_order_relaxed);
   }
-  if (wake) wake_.notify_one();
+  if (!wake) return;
+  wake_.notify_one();
+  waking_.fetch_sub(1, std::memory_order_release);
 }
 
 void ThreadPool::Run() {

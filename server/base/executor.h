@@ -1,6 +1,7 @@
 // Where work runs. ThreadPool for the daemon, ManualExecutor for tests that want to step. Tasks do not throw.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -21,7 +22,8 @@ class Executor {
 };
 
 // `threads` workers (at least one) over one FIFO queue. The destructor runs all that is queued, and what those tasks
-// post, then joins. Nobody else may Post once it has begun. One task that a task posts to its own pool waits for that
+// post, then joins. Nobody else may begin to Post once it has begun; it waits for a Post whose task has run already but which
+// has not returned, as happens where the task tells somebody who destroys the pool. One task that a task posts to its own pool waits for that
 // task's thread, which is about to come back, before another thread is woken for it: post at the end of the work.
 class ThreadPool final : public Executor {
  public:
@@ -35,6 +37,7 @@ class ThreadPool final : public Executor {
   std::condition_variable wake_;
   std::deque<std::function<void()>> queue_;
   bool stopping_ = false;
+  std::atomic<int> waking_{0};  // calls of Post between their task's entry into the queue and their last use of wake_
   std::vector<std::thread> threads_;
 };
 

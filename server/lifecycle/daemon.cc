@@ -351,6 +351,8 @@ void Daemon::Impl::Stop() {
   worker_guard_.reset();
   admin_guard_.reset();
   gauges_.reset();
+  // Timers bring work too, as late as this one.
+  if (clock_ != nullptr) clock_->Stop();
   // Nothing brings new work any more: what is queued runs, then the threads end.
   calls_.reset();
   compute_.reset();

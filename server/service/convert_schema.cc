@@ -112,7 +112,7 @@ absl::StatusOr<GroupSchema> GroupFromProto(const v1::LayerGroup& proto, const st
     layer.layer = from.layer();
     layer.k = TensorFromProto(from.k());
     if (from.has_v()) layer.v = TensorFromProto(from.v());
-    group.layers.push_back(std::move(layer));
+    group.layers.push_back(layer);
   }
   return group;
 }

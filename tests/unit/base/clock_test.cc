@@ -57,6 +57,26 @@ TEST(SystemClockTest, NeverEarly) {
   EXPECT_GE(ran_at.get_future().get(), deadline);
 }
 
+TEST(SystemClockTest, NoCallbackRunsAfterStop) {
+  const auto clock = NewSystemClock();
+  std::atomic<bool> running{false}, left{false}, ran{false};
+  clock->CallAt(0, [&] {
+    running = true;
+    running.notify_one();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    left = true;
+  });
+  clock->CallAt(clock->NowNs() + 10 * kMs, [&] { ran = true; });
+  running.wait(false);
+  clock->Stop();
+  EXPECT_TRUE(left) << "it waits for the callback that runs";
+  const TimerId late = clock->CallAt(0, [&] { ran = true; });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(ran);
+  EXPECT_TRUE(clock->Cancel(late));
+  clock->Stop();  // again is harmless
+}
+
 TEST(SystemClockTest, AnEarlierTimerOvertakesTheOneBeingWaitedFor) {
   const auto clock = NewSystemClock();
   const TimerId late = clock->CallAt(clock->NowNs() + 3600'000 * kMs, [] { FAIL(); });

@@ -27,6 +27,18 @@ TEST(ThreadPoolTest, DestructorRunsAllThatIsQueuedAndWhatItPosts) {
   EXPECT_EQ(ran.load(), 2000);
 }
 
+// ThreadSanitizer and AddressSanitizer see a Post that still uses the pool its own task let go.
+TEST(ThreadPoolTest, ATaskMayTellWhoDestroysThePoolBeforePostReturns) {
+  for (int round = 0; round < 200; ++round) {
+    auto pool = std::make_unique<ThreadPool>(1);
+    std::promise<void> ran;
+    std::thread poster([&ran, target = pool.get()] { target->Post([&ran] { ran.set_value(); }); });
+    ran.get_future().wait();
+    pool.reset();
+    poster.join();
+  }
+}
+
 TEST(ThreadPoolTest, OneThreadKeepsTheOrder) {
   std::vector<int> order;
   {

@@ -41,6 +41,11 @@ class FakeClock final : public Clock {
     return true;
   }
 
+  void Stop() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopped_ = true;
+  }
+
   // Runs what is due, also timers that callbacks add up to `now_ns`. Time never goes back. Returns how many ran.
   size_t AdvanceTo(int64_t now_ns) {
     size_t ran = 0;
@@ -48,7 +53,7 @@ class FakeClock final : public Clock {
       std::function<void()> callback;
       {
         std::lock_guard<std::mutex> lock(mutex_);
-        if (timers_.empty() || timers_.begin()->first.first > now_ns) {
+        if (stopped_ || timers_.empty() || timers_.begin()->first.first > now_ns) {
           now_ns_ = std::max(now_ns_, now_ns);
           return ran;
         }
@@ -72,6 +77,7 @@ class FakeClock final : public Clock {
   std::mutex mutex_;
   std::map<std::pair<int64_t, TimerId>, std::function<void()>> timers_;
   int64_t now_ns_;
+  bool stopped_ = false;
   TimerId last_id_ = 0;
 };
 

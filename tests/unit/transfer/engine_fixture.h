@@ -202,6 +202,7 @@ class Engine {
     network_->RemoveEnd(name_);
   }
   ~Engine() {
+    clock_->Stop();  // as the daemon: a timer posts to the executors
     compute_.reset();
     control_.reset();
     manager_.reset();
