@@ -1,5 +1,5 @@
-// What one instruction set brings: the work on all cells of one (token, plane). TableBackend does the rest, so that
-// files compiled for an instruction set hold nothing but these functions.
+// What one instruction set brings: the work on the cells of some tokens of one plane. TableBackend does the rest, so
+// that files compiled for an instruction set hold nothing but these functions.
 //
 // Values of a head are contiguous; all addresses need only the alignment of a byte. Nothing outside the ranges given
 // here is read or written. Formulas: proto/WIRE_FORMAT.md, kernels/codec/codec_math.h, kernels/codec/scan_math.h.
@@ -12,9 +12,11 @@
 
 namespace spectrumkv {
 
-// heads x head_dim values to read; head h begins at data + h * head_stride_bytes.
+// tokens x heads x head_dim values to read; head h of token t begins at rows[t] + h * head_stride_bytes.
 struct CellsIn {
-  const uint8_t* data;
+  const uint8_t* const* rows;  // [tokens + ahead]
+  uint32_t tokens;
+  uint32_t ahead;  // further rows that will be read next, worth a prefetch; they may be prefetched and no more
   int64_t head_stride_bytes;
   uint32_t heads;
   uint32_t head_dim;  // a multiple of 8, 8..1024
@@ -22,33 +24,45 @@ struct CellsIn {
 };
 
 struct CellsOut {
-  uint8_t* data;
+  uint8_t* const* rows;  // [tokens]
+  uint32_t tokens;
   int64_t head_stride_bytes;
   uint32_t heads;
   uint32_t head_dim;
   DType dtype;
 };
 
+// The centres to subtract or to add: [heads, head_dim], the same for all tokens of a call.
+struct Centres {
+  const float* means = nullptr;  // null: nothing is subtracted or added, not even +0
+  float bound = 0.0f;            // no mean is larger in magnitude; read by `decode` only
+};
+
+// A *magnitude word* is a value's word with its sign bit cleared (EscapeLimitsOf); functions that return one give the
+// largest of all their cells, so that a caller learns of escapes from the pass that reads the values anyway.
 struct CellOps {
   const char* name;
 
-  // per_head[h]: the largest word of head h with its sign bit cleared (EscapeLimitsOf). Returns the largest of all.
-  uint32_t (*magnitude)(const CellsIn& cells, uint32_t* per_head);
+  uint32_t (*magnitude)(const CellsIn& cells);
 
-  // Adds the squares to lanes[kEnergyLanes] in the order of scan_math.h, which also says how they are folded.
-  void (*energy)(const CellsIn& cells, float* lanes);
+  // Adds the squares of the values to lanes[kEnergyLanes] and sets `sum` to their fold, both in the order of
+  // scan_math.h. lanes null: begins from zeros and keeps no lanes. Returns the magnitude word.
+  uint32_t (*energy)(const CellsIn& cells, float* lanes, float* sum);
 
-  // sums[h * head_dim + d] += value. All values are finite.
-  void (*accumulate)(const CellsIn& cells, float* sums);
+  // sums[h * head_dim + d] += value, token by token. Returns the magnitude word; where that is not finite the sums are
+  // of no use.
+  uint32_t (*accumulate)(const CellsIn& cells, float* sums);
 
-  // One tier for all heads, not RAW; no value escapes. means: [heads, head_dim] to subtract (K in a rotated tier), or
-  // null. magnitudes: what `magnitude` gave; read by plain tiers only. scales: heads bytes (Q4, Q3, Q2) or float16 words;
-  // codes: heads * CellBytes.
-  void (*encode)(const CellsIn& cells, Tier tier, const float* means, const uint32_t* magnitudes, uint8_t* scales,
-                 uint8_t* codes);
+  // Copies the words, cells one after another. Returns the magnitude word.
+  uint32_t (*copy)(const CellsIn& cells, uint8_t* words);
 
-  // The inverse, for any codes and any finite scales. means are added; null adds nothing, not even +0.
-  void (*decode)(const CellsOut& cells, Tier tier, const float* means, const uint8_t* scales, const uint8_t* codes);
+  // One tier for all cells, not RAW. scales: a byte (Q4, Q3, Q2) or a float16 for each cell; codes: CellBytes for each.
+  // Returns the magnitude word, or 0 where there are means (`accumulate` gave it). Where the word says that a value
+  // escapes, scales and codes are of no use.
+  uint32_t (*encode)(const CellsIn& cells, Tier tier, const Centres& centres, uint8_t* scales, uint8_t* codes);
+
+  // The inverse, for any codes and any finite scales.
+  void (*decode)(const CellsOut& cells, Tier tier, const Centres& centres, const uint8_t* scales, const uint8_t* codes);
 };
 
 // The definition, in portable code; other instruction sets call it for head sizes they have no fast path for.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/codec/codec_math.h"
 #include "kernels/codec/raw_words.h"
 #include "kernels/codec/section_cursors.h"
 #include "kernels/codec/table_backend.h"
@@ -26,61 +27,75 @@ class ChunkReader {
   void ReadKeys(const TargetPlane& k) {
     const bool centred = chunk_.layout.centre_codes.bytes != 0;
     for (uint32_t first = 0; first < dims_.tokens; first += kCentreTokens) {
-      if (centred) ReadCentre(first / kCentreTokens);
-      ReadTokens(k, first, std::min(first + kCentreTokens, dims_.tokens), 0, means_);
+      Centres centres;
+      if (centred) centres = ReadCentre(first / kCentreTokens);
+      ReadTokens(k, first, std::min(first + kCentreTokens, dims_.tokens), 0, centres);
     }
   }
 
-  void ReadValues(const TargetPlane& v) { ReadTokens(v, 0, dims_.tokens, 4, nullptr); }
+  void ReadValues(const TargetPlane& v) { ReadTokens(v, 0, dims_.tokens, 4, {}); }
 
   uint64_t rounded_words() const { return rounded_words_; }
 
  private:
   // Centres have the coding of P8 cells.
-  void ReadCentre(size_t run) {
+  Centres ReadCentre(size_t run) {
     const uint8_t* scales = chunk_.data + chunk_.layout.centre_scales.offset + run * dims_.heads * 2;
     const uint8_t* codes = chunk_.data + chunk_.layout.centre_codes.offset + run * dims_.heads * dims_.head_dim;
-    ops_.decode(CellsOut{reinterpret_cast<uint8_t*>(means_), static_cast<int64_t>(dims_.head_dim * sizeof(float)),
-                         dims_.heads, dims_.head_dim, DType::kFloat32},
-                Tier::kP8, nullptr, scales, codes);
+    const int64_t stride = static_cast<int64_t>(dims_.head_dim * sizeof(float));
+    uint8_t* const row = reinterpret_cast<uint8_t*>(means_);
+    const uint8_t* const row_in = row;
+    ops_.decode(CellsOut{&row, 1, stride, dims_.heads, dims_.head_dim, DType::kFloat32}, Tier::kP8, {}, scales, codes);
+    const uint32_t magnitude =
+        ops_.magnitude(CellsIn{&row_in, 1, 0, stride, dims_.heads, dims_.head_dim, DType::kFloat32});
+    return Centres{means_, BitsFloat(magnitude)};
   }
 
-  void ReadTokens(const TargetPlane& plane, uint32_t first, uint32_t end, int shift, const float* means) {
+  // Tokens of one tier are read together.
+  void ReadTokens(const TargetPlane& plane, uint32_t first, uint32_t end, int shift, const Centres& centres) {
     const bool strided = plane.dim_stride_bytes != static_cast<int64_t>(word_);
-    const size_t cell_words = dims_.head_dim;
-    for (uint32_t t = first; t < end; ++t) {
-      const Tier tier = static_cast<Tier>(chunk_.tier_map()[t] >> shift & 15);
-      CellsOut cells{plane.rows[t], plane.head_stride_bytes, dims_.heads, dims_.head_dim, target_};
+    const uint8_t* tiers = chunk_.tier_map();
+    for (uint32_t t = first, run = 0; t < end; t += run) {
+      const int id = tiers[t] >> shift & 15;
+      run = 1;
+      while (!strided && t + run < end && (tiers[t + run] >> shift & 15) == id) ++run;
+      CellsOut cells{plane.rows + t, run, plane.head_stride_bytes, dims_.heads, dims_.head_dim, target_};
       if (strided) {
-        cells.data = scratch_;
-        cells.head_stride_bytes = static_cast<int64_t>(cell_words * word_);
+        cells.rows = &scratch_;
+        cells.head_stride_bytes = static_cast<int64_t>(dims_.head_dim * word_);
       }
-      const uint8_t* codes = cursors_.TakeCodes(tier, dims_.heads, CellBytes(tier, dims_.head_dim, dims_.dtype));
-      if (tier == Tier::kRaw) {
-        ReadRaw(cells, codes);
-      } else {
-        const uint8_t* scales = cursors_.TakeScales(tier, dims_.heads);
-        ops_.decode(cells, tier, IsRotated(tier) ? means : nullptr, scales, codes);
-      }
+      ReadRun(cells, static_cast<Tier>(id), centres);
       if (strided) Scatter(cells, plane, t);
     }
   }
 
-  void ReadRaw(const CellsOut& cells, const uint8_t* words) {
+  void ReadRun(const CellsOut& cells, Tier tier, const Centres& centres) {
+    const uint64_t count = uint64_t{cells.tokens} * dims_.heads;
+    const uint8_t* codes = cursors_.TakeCodes(tier, count, CellBytes(tier, dims_.head_dim, dims_.dtype));
+    if (tier != Tier::kRaw) {
+      const uint8_t* scales = cursors_.TakeScales(tier, count);
+      ops_.decode(cells, tier, IsRotated(tier) ? centres : Centres{}, scales, codes);
+      return;
+    }
+    const size_t token_bytes = size_t{dims_.heads} * dims_.head_dim * SizeOf(dims_.dtype);
+    for (uint32_t t = 0; t < cells.tokens; ++t) ReadRaw(cells, cells.rows[t], codes + t * token_bytes);
+  }
+
+  void ReadRaw(const CellsOut& cells, uint8_t* to, const uint8_t* words) {
     const size_t cell_bytes = size_t{dims_.head_dim} * SizeOf(dims_.dtype);
     if (cells.head_stride_bytes == static_cast<int64_t>(dims_.head_dim * word_)) {
-      rounded_words_ += ConvertWords(words, dims_.dtype, cells.data, target_, size_t{dims_.heads} * dims_.head_dim);
+      rounded_words_ += ConvertWords(words, dims_.dtype, to, target_, size_t{dims_.heads} * dims_.head_dim);
       return;
     }
     for (uint32_t h = 0; h < dims_.heads; ++h) {
-      rounded_words_ += ConvertWords(words + h * cell_bytes, dims_.dtype, cells.data + h * cells.head_stride_bytes,
-                                     target_, dims_.head_dim);
+      rounded_words_ +=
+          ConvertWords(words + h * cell_bytes, dims_.dtype, to + h * cells.head_stride_bytes, target_, dims_.head_dim);
     }
   }
 
   void Scatter(const CellsOut& cells, const TargetPlane& plane, uint32_t token) const {
     for (uint32_t h = 0; h < dims_.heads; ++h) {
-      const uint8_t* from = cells.data + h * cells.head_stride_bytes;
+      const uint8_t* from = scratch_ + h * cells.head_stride_bytes;
       uint8_t* to = plane.rows[token] + h * plane.head_stride_bytes;
       for (uint32_t d = 0; d < dims_.head_dim; ++d, from += word_, to += plane.dim_stride_bytes) {
         if (word_ == 2) {
@@ -98,7 +113,7 @@ class ChunkReader {
   const DType target_;
   const size_t word_;
   float* means_;
-  uint8_t* scratch_;
+  uint8_t* const scratch_;
   SectionCursors<const uint8_t> cursors_;
   uint64_t rounded_words_ = 0;
 };

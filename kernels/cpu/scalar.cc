@@ -160,68 +160,7 @@ void EncodeRotatedCell(const float* z, Tier tier, uint32_t head_dim, uint8_t* sc
   FloorCodes(z, scale.reciprocal, bits, head_dim, codes);
 }
 
-// The magnitudes are found again: the definition leans on nothing.
-void EncodeCells(const CellsIn& cells, Tier tier, const float* means, const uint32_t* /*magnitudes*/, uint8_t* scales,
-                 uint8_t* codes) {
-  const uint32_t head_dim = cells.head_dim;
-  const size_t cell_bytes = CellBytes(tier, head_dim, cells.dtype);
-  const size_t scale_bytes = HasScale8(tier) ? 1 : 2;
-  CellValues values;
-  uint8_t unpacked[kMaxHeadDim];
-  for (uint32_t h = 0; h < cells.heads; ++h) {
-    Widen(cells.data + h * cells.head_stride_bytes, cells.dtype, head_dim, values.x);
-    if (IsRotated(tier)) {
-      const float* mean = means == nullptr ? nullptr : means + size_t{h} * head_dim;
-      for (uint32_t d = 0; mean != nullptr && d < head_dim; ++d) values.x[d] -= mean[d];
-      Rotate(values.x, head_dim);
-      EncodeRotatedCell(values.x, tier, head_dim, scales + h * scale_bytes, unpacked);
-    } else {
-      EncodePlainCell(values.x, tier, head_dim, scales + h * scale_bytes, unpacked);
-    }
-    Pack(unpacked, tier, head_dim, codes + h * cell_bytes);
-  }
-}
-
-// --- Decoding
-
-float LoadScale16(const uint8_t* in) {
-  uint16_t bits;
-  std::memcpy(&bits, in, sizeof(bits));
-  return HalfToFloat(bits);
-}
-
-void DecodeSignedBytes(const uint8_t* codes, float scale, uint32_t count, float* x) {
-  for (uint32_t d = 0; d < count; ++d) x[d] = static_cast<float>(static_cast<int8_t>(codes[d])) * scale;
-}
-
-void DecodeCells(const CellsOut& cells, Tier tier, const float* means, const uint8_t* scales, const uint8_t* codes) {
-  const uint32_t head_dim = cells.head_dim;
-  const size_t cell_bytes = CellBytes(tier, head_dim, cells.dtype);
-  CellValues values;
-  uint8_t unpacked[kMaxHeadDim];
-  for (uint32_t h = 0; h < cells.heads; ++h) {
-    const uint8_t* packed = codes + h * cell_bytes;
-    if (tier == Tier::kP8 || tier == Tier::kQ8) {
-      const float stored = LoadScale16(scales + h * size_t{2});
-      DecodeSignedBytes(packed, tier == Tier::kQ8 ? stored * 0.015625f : stored, head_dim, values.x);
-    } else {
-      Unpack(packed, tier, head_dim, unpacked);
-      const float scale = tier == Tier::kP4 ? LoadScale16(scales + h * size_t{2}) : SteppedScaleValue(scales[h]);
-      const float middle = tier == Tier::kP4 ? 8.0f : static_cast<float>(1 << (BitsOf(tier) - 1)) - 0.5f;
-      for (uint32_t d = 0; d < head_dim; ++d) values.x[d] = (static_cast<float>(unpacked[d]) - middle) * scale;
-    }
-    if (IsRotated(tier)) {
-      Rotate(values.x, head_dim);
-      const float* mean = means == nullptr ? nullptr : means + size_t{h} * head_dim;
-      for (uint32_t d = 0; mean != nullptr && d < head_dim; ++d) values.x[d] += mean[d];
-    }
-    Narrow(values.x, cells.dtype, head_dim, cells.data + h * cells.head_stride_bytes);
-  }
-}
-
-// --- Passes over values
-
-uint32_t HeadMagnitude(const uint8_t* from, DType dtype, uint32_t count) {
+uint32_t WordMagnitude(const uint8_t* from, DType dtype, uint32_t count) {
   uint32_t largest = 0;
   for (uint32_t d = 0; d < count; ++d) {
     uint32_t bits;
@@ -238,32 +177,123 @@ uint32_t HeadMagnitude(const uint8_t* from, DType dtype, uint32_t count) {
   return largest;
 }
 
-uint32_t Magnitude(const CellsIn& cells, uint32_t* per_head) {
+// Calls each(from, head) for the cells in order; returns the largest magnitude word.
+template <typename Each>
+uint32_t ForCells(const CellsIn& cells, const Each& each) {
   uint32_t largest = 0;
-  for (uint32_t h = 0; h < cells.heads; ++h) {
-    per_head[h] = HeadMagnitude(cells.data + h * cells.head_stride_bytes, cells.dtype, cells.head_dim);
-    largest = per_head[h] > largest ? per_head[h] : largest;
+  for (uint32_t t = 0; t < cells.tokens; ++t) {
+    for (uint32_t h = 0; h < cells.heads; ++h) {
+      const uint8_t* from = cells.rows[t] + h * cells.head_stride_bytes;
+      const uint32_t magnitude = WordMagnitude(from, cells.dtype, cells.head_dim);
+      largest = magnitude > largest ? magnitude : largest;
+      each(from, h);
+    }
   }
   return largest;
 }
 
-void Energy(const CellsIn& cells, float* lanes) {
+uint32_t EncodeCells(const CellsIn& cells, Tier tier, const Centres& centres, uint8_t* scales, uint8_t* codes) {
+  const uint32_t head_dim = cells.head_dim;
+  const size_t cell_bytes = CellBytes(tier, head_dim, cells.dtype);
+  const size_t scale_bytes = HasScale8(tier) ? 1 : 2;
   CellValues values;
-  for (uint32_t h = 0; h < cells.heads; ++h) {
-    Widen(cells.data + h * cells.head_stride_bytes, cells.dtype, cells.head_dim, values.x);
+  uint8_t unpacked[kMaxHeadDim];
+  const uint32_t largest = ForCells(cells, [&](const uint8_t* from, uint32_t head) {
+    Widen(from, cells.dtype, head_dim, values.x);
+    if (IsRotated(tier)) {
+      const float* mean = centres.means == nullptr ? nullptr : centres.means + size_t{head} * head_dim;
+      for (uint32_t d = 0; mean != nullptr && d < head_dim; ++d) values.x[d] -= mean[d];
+      Rotate(values.x, head_dim);
+      EncodeRotatedCell(values.x, tier, head_dim, scales, unpacked);
+    } else {
+      EncodePlainCell(values.x, tier, head_dim, scales, unpacked);
+    }
+    Pack(unpacked, tier, head_dim, codes);
+    scales += scale_bytes;
+    codes += cell_bytes;
+  });
+  return centres.means == nullptr ? largest : 0;
+}
+
+// --- Decoding
+
+float LoadScale16(const uint8_t* in) {
+  uint16_t bits;
+  std::memcpy(&bits, in, sizeof(bits));
+  return HalfToFloat(bits);
+}
+
+void DecodeSignedBytes(const uint8_t* codes, float scale, uint32_t count, float* x) {
+  for (uint32_t d = 0; d < count; ++d) x[d] = static_cast<float>(static_cast<int8_t>(codes[d])) * scale;
+}
+
+void DecodeCell(Tier tier, uint32_t head_dim, const uint8_t* scale_in, const uint8_t* packed, float* x) {
+  if (tier == Tier::kP8 || tier == Tier::kQ8) {
+    const float stored = LoadScale16(scale_in);
+    return DecodeSignedBytes(packed, tier == Tier::kQ8 ? stored * 0.015625f : stored, head_dim, x);
+  }
+  uint8_t unpacked[kMaxHeadDim];
+  Unpack(packed, tier, head_dim, unpacked);
+  const float scale = tier == Tier::kP4 ? LoadScale16(scale_in) : SteppedScaleValue(*scale_in);
+  const float middle = tier == Tier::kP4 ? 8.0f : static_cast<float>(1 << (BitsOf(tier) - 1)) - 0.5f;
+  for (uint32_t d = 0; d < head_dim; ++d) x[d] = (static_cast<float>(unpacked[d]) - middle) * scale;
+}
+
+void DecodeCells(const CellsOut& cells, Tier tier, const Centres& centres, const uint8_t* scales,
+                 const uint8_t* codes) {
+  const uint32_t head_dim = cells.head_dim;
+  const size_t cell_bytes = CellBytes(tier, head_dim, cells.dtype);
+  const size_t scale_bytes = HasScale8(tier) ? 1 : 2;
+  CellValues values;
+  for (uint32_t t = 0; t < cells.tokens; ++t) {
+    for (uint32_t h = 0; h < cells.heads; ++h, scales += scale_bytes, codes += cell_bytes) {
+      DecodeCell(tier, head_dim, scales, codes, values.x);
+      if (IsRotated(tier)) {
+        Rotate(values.x, head_dim);
+        const float* mean = centres.means == nullptr ? nullptr : centres.means + size_t{h} * head_dim;
+        for (uint32_t d = 0; mean != nullptr && d < head_dim; ++d) values.x[d] += mean[d];
+      }
+      Narrow(values.x, cells.dtype, head_dim, cells.rows[t] + h * cells.head_stride_bytes);
+    }
+  }
+}
+
+// --- Passes over values
+
+uint32_t Magnitude(const CellsIn& cells) {
+  return ForCells(cells, [](const uint8_t*, uint32_t) {});
+}
+
+uint32_t Energy(const CellsIn& cells, float* lanes_or_null, float* sum) {
+  CellValues values;
+  float lanes[kEnergyLanes] = {};
+  if (lanes_or_null != nullptr) std::memcpy(lanes, lanes_or_null, sizeof(lanes));
+  const uint32_t largest = ForCells(cells, [&](const uint8_t* from, uint32_t) {
+    Widen(from, cells.dtype, cells.head_dim, values.x);
     for (uint32_t d = 0; d < cells.head_dim; ++d) lanes[d % kEnergyLanes] += values.x[d] * values.x[d];
-  }
+  });
+  if (lanes_or_null != nullptr) std::memcpy(lanes_or_null, lanes, sizeof(lanes));
+  *sum = FoldEnergy(lanes);
+  return largest;
 }
 
-void Accumulate(const CellsIn& cells, float* sums) {
+uint32_t Accumulate(const CellsIn& cells, float* sums) {
   CellValues values;
-  for (uint32_t h = 0; h < cells.heads; ++h) {
-    Widen(cells.data + h * cells.head_stride_bytes, cells.dtype, cells.head_dim, values.x);
-    for (uint32_t d = 0; d < cells.head_dim; ++d) sums[size_t{h} * cells.head_dim + d] += values.x[d];
-  }
+  return ForCells(cells, [&](const uint8_t* from, uint32_t head) {
+    Widen(from, cells.dtype, cells.head_dim, values.x);
+    for (uint32_t d = 0; d < cells.head_dim; ++d) sums[size_t{head} * cells.head_dim + d] += values.x[d];
+  });
 }
 
-constexpr CellOps kScalarOps = {"scalar", Magnitude, Energy, Accumulate, EncodeCells, DecodeCells};
+uint32_t Copy(const CellsIn& cells, uint8_t* words) {
+  const size_t cell_bytes = size_t{cells.head_dim} * SizeOf(cells.dtype);
+  return ForCells(cells, [&](const uint8_t* from, uint32_t) {
+    std::memcpy(words, from, cell_bytes);
+    words += cell_bytes;
+  });
+}
+
+constexpr CellOps kScalarOps = {"scalar", Magnitude, Energy, Accumulate, Copy, EncodeCells, DecodeCells};
 
 }  // namespace
 

@@ -12,66 +12,62 @@ namespace {
 
 template <typename V>
 struct SimdOps {
-  static uint32_t Magnitude(const CellsIn& cells, uint32_t* per_head) {
-    if (!HasFastPath(cells.head_dim)) return ScalarCellOps().magnitude(cells, per_head);
-    if (cells.dtype == DType::kFloat32) return TokenMagnitude<DType::kFloat32>(cells, per_head);
-    return TokenMagnitude<DType::kFloat16>(cells, per_head);  // bfloat16 words have the same sign bit
-  }
-
-  static void Energy(const CellsIn& cells, float* lanes) {
-    if (!HasFastPath(cells.head_dim)) return ScalarCellOps().energy(cells, lanes);
-    switch (cells.dtype) {
-      case DType::kFloat16: return TokenEnergy<V, DType::kFloat16>(cells, lanes);
-      case DType::kBFloat16: return TokenEnergy<V, DType::kBFloat16>(cells, lanes);
-      case DType::kFloat32: return TokenEnergy<V, DType::kFloat32>(cells, lanes);
+  // Calls each.template operator()<kType>().
+  template <typename Each>
+  static SPECTRUMKV_SIMD_INLINE auto WithType(DType dtype, const Each& each) {
+    switch (dtype) {
+      case DType::kFloat16: return each.template operator()<DType::kFloat16>();
+      case DType::kBFloat16: return each.template operator()<DType::kBFloat16>();
+      default: return each.template operator()<DType::kFloat32>();
     }
   }
 
-  static void Accumulate(const CellsIn& cells, float* sums) {
+  static uint32_t Magnitude(const CellsIn& cells) {
+    if (!HasFastPath(cells.head_dim)) return ScalarCellOps().magnitude(cells);
+    return WithType(cells.dtype, [&]<DType kType>() { return CellsMagnitude<kType>(cells); });
+  }
+
+  static uint32_t Energy(const CellsIn& cells, float* lanes, float* sum) {
+    if (!HasFastPath(cells.head_dim)) return ScalarCellOps().energy(cells, lanes, sum);
+    return WithType(cells.dtype, [&]<DType kType>() { return CellsEnergy<V, kType>(cells, lanes, sum); });
+  }
+
+  static uint32_t Accumulate(const CellsIn& cells, float* sums) {
     if (!HasFastPath(cells.head_dim)) return ScalarCellOps().accumulate(cells, sums);
-    switch (cells.dtype) {
-      case DType::kFloat16: return TokenAccumulate<V, DType::kFloat16>(cells, sums);
-      case DType::kBFloat16: return TokenAccumulate<V, DType::kBFloat16>(cells, sums);
-      case DType::kFloat32: return TokenAccumulate<V, DType::kFloat32>(cells, sums);
-    }
+    return WithType(cells.dtype, [&]<DType kType>() { return AccumulateCells<V, kType>(cells, sums); });
   }
 
-  template <DType kType>
-  static void EncodeAs(const CellsIn& cells, Tier tier, const float* means, const uint32_t* magnitudes,
-                       uint8_t* scales, uint8_t* codes) {
-    if (tier == Tier::kP8 || tier == Tier::kP4) return EncodePlain<V, kType>(cells, tier, magnitudes, scales, codes);
-    EncodeRotated<V, kType>(cells, tier, means, scales, codes);
+  static uint32_t Copy(const CellsIn& cells, uint8_t* words) {
+    if (!HasFastPath(cells.head_dim)) return ScalarCellOps().copy(cells, words);
+    return WithType(cells.dtype, [&]<DType kType>() { return CopyCells<kType>(cells, words); });
   }
 
-  static void Encode(const CellsIn& cells, Tier tier, const float* means, const uint32_t* magnitudes, uint8_t* scales,
-                     uint8_t* codes) {
-    if (!HasFastPath(cells.head_dim)) return ScalarCellOps().encode(cells, tier, means, magnitudes, scales, codes);
-    switch (cells.dtype) {
-      case DType::kFloat16: return EncodeAs<DType::kFloat16>(cells, tier, means, magnitudes, scales, codes);
-      case DType::kBFloat16: return EncodeAs<DType::kBFloat16>(cells, tier, means, magnitudes, scales, codes);
-      case DType::kFloat32: return EncodeAs<DType::kFloat32>(cells, tier, means, magnitudes, scales, codes);
-    }
+  static uint32_t Encode(const CellsIn& cells, Tier tier, const Centres& centres, uint8_t* scales, uint8_t* codes) {
+    if (!HasFastPath(cells.head_dim)) return ScalarCellOps().encode(cells, tier, centres, scales, codes);
+    return WithType(cells.dtype, [&]<DType kType>() {
+      if (IsPlain(tier)) {
+        return WithDim(cells.head_dim, [&]<uint32_t kDim>() {
+          if (tier == Tier::kP8) return EncodePlain<V, kType, Tier::kP8, kDim>(cells, scales, codes);
+          return EncodePlain<V, kType, Tier::kP4, kDim>(cells, scales, codes);
+        });
+      }
+      if (centres.means == nullptr) return EncodeRotated<V, kType, false>(cells, tier, nullptr, scales, codes);
+      return EncodeRotated<V, kType, true>(cells, tier, centres.means, scales, codes);
+    });
   }
 
-  template <DType kType>
-  static void DecodeAs(const CellsOut& cells, Tier tier, const float* means, const uint8_t* scales,
-                       const uint8_t* codes) {
-    if (tier == Tier::kP8 || tier == Tier::kP4) return DecodePlain<V, kType>(cells, tier, scales, codes);
-    DecodeRotated<V, kType>(cells, tier, means, scales, codes);
-  }
-
-  static void Decode(const CellsOut& cells, Tier tier, const float* means, const uint8_t* scales,
+  static void Decode(const CellsOut& cells, Tier tier, const Centres& centres, const uint8_t* scales,
                      const uint8_t* codes) {
-    if (!HasFastPath(cells.head_dim)) return ScalarCellOps().decode(cells, tier, means, scales, codes);
-    switch (cells.dtype) {
-      case DType::kFloat16: return DecodeAs<DType::kFloat16>(cells, tier, means, scales, codes);
-      case DType::kBFloat16: return DecodeAs<DType::kBFloat16>(cells, tier, means, scales, codes);
-      case DType::kFloat32: return DecodeAs<DType::kFloat32>(cells, tier, means, scales, codes);
-    }
+    if (!HasFastPath(cells.head_dim)) return ScalarCellOps().decode(cells, tier, centres, scales, codes);
+    WithType(cells.dtype, [&]<DType kType>() {
+      if (tier == Tier::kP8) return DecodePlain<V, kType, Tier::kP8>(cells, scales, codes);
+      if (tier == Tier::kP4) return DecodePlain<V, kType, Tier::kP4>(cells, scales, codes);
+      DecodeRotated<V, kType>(cells, tier, centres, scales, codes);
+    });
   }
 
   static constexpr CellOps Table(const char* name) {
-    return CellOps{name, Magnitude, Energy, Accumulate, Encode, Decode};
+    return CellOps{name, Magnitude, Energy, Accumulate, Copy, Encode, Decode};
   }
 };
 

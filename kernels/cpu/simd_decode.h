@@ -9,6 +9,7 @@
 #include "kernels/cpu/simd_bytes.h"
 #include "kernels/cpu/simd_rotate.h"
 #include "kernels/cpu/simd_scales.h"
+#include "kernels/cpu/simd_unfold.h"
 
 namespace spectrumkv {
 namespace {
@@ -59,88 +60,153 @@ struct NibbleLevels<V, false> {
   static float Scale(float scale, float middle) { return middle == 8.0f ? scale : scale * 0.5f; }
 };
 
-template <typename V, DType kType, typename Levels>
-SPECTRUMKV_SIMD_INLINE void StoreLevels(const Levels& levels, uint32_t head_dim, uint8_t* to) {
-  for (uint32_t d = 0; d < head_dim; d += V::kLanes) StoreValues<V, kType>(to + d * WordBytes(kType), levels(d));
+// The largest float16, with room for the roundings of a rotation below it.
+constexpr float kSurelyHalf = 65000.0f;
+
+// Values are clamped only where one can be beyond float16: nobody's codes of ordinary values are.
+template <typename V, DType kType>
+SPECTRUMKV_SIMD_INLINE void StoreNarrow(uint8_t* to, typename V::F x, bool clamp) {
+  if constexpr (kType == DType::kFloat16) {
+    V::StoreHalf(to, clamp ? V::ClampToHalf(x) : x);
+  } else if constexpr (kType == DType::kBFloat16) {
+    V::StoreBfloat(to, x);
+  } else {
+    V::Store(reinterpret_cast<float*>(to), x);
+  }
 }
 
-template <typename V, DType kType>
-void DecodePlain(const CellsOut& cells, Tier tier, const uint8_t* scales, const uint8_t* codes) {
-  const uint32_t head_dim = cells.head_dim;
+inline float LargestScale(const GroupOut& group) {
+  float largest = 0.0f;
+  for (uint32_t i = 0; i < group.count; ++i) {
+    const float scale = group.scale[i] < 0.0f ? -group.scale[i] : group.scale[i];
+    largest = scale > largest ? scale : largest;
+  }
+  return largest;
+}
+
+// --- Plain tiers
+
+template <typename V, DType kType, typename Levels>
+SPECTRUMKV_SIMD_INLINE void StoreLevels(const Levels& levels, uint32_t head_dim, uint8_t* to, bool clamp) {
+  for (uint32_t d = 0; d < head_dim; d += V::kLanes) {
+    StoreNarrow<V, kType>(to + d * WordBytes(kType), levels(d), clamp);
+  }
+}
+
+template <typename V, DType kType, Tier kTier>
+void DecodePlain(const CellsOut& cells, const uint8_t* scales, const uint8_t* codes) {
+  constexpr float kLargestLevel = kTier == Tier::kP8 ? 128.0f : 8.0f;
+  const uint32_t head_dim = cells.head_dim, cell_bytes = kTier == Tier::kP8 ? head_dim : head_dim / 2;
+  const uint32_t most = GroupCells(head_dim);
   alignas(64) uint8_t buffer[kGroupFloats + kBytePadding];
-  alignas(32) float scale[kGroupCells];
-  for (uint32_t first = 0, count = 0; first < cells.heads; first += count) {
-    count = GroupSize(head_dim, cells.heads - first);
-    LoadScales16(scales + size_t{first} * 2, count, 1.0f, scale);
-    for (uint32_t i = 0; tier == Tier::kP4 && i < count; ++i) {
-      UnpackNibblesFor<V>(codes + size_t{first + i} * (head_dim / 2), head_dim, 8.0f, buffer + i * head_dim);
+  GroupOut group;
+  CellWriter writer(cells);
+  while (writer.left() != 0) {
+    writer.Next(most, nullptr, &group);
+    LoadScales16(scales, group.count, 1.0f, group.scale);
+    group.clamp = LargestScale(group) * kLargestLevel > kSurelyHalf;
+    for (uint32_t i = 0; kTier == Tier::kP4 && i < group.count; ++i) {
+      UnpackNibblesFor<V>(codes + i * cell_bytes, head_dim, 8.0f, buffer + i * head_dim);
     }
-    for (uint32_t i = 0; i < count; ++i) {
-      uint8_t* to = cells.data + (first + i) * cells.head_stride_bytes;
-      if (tier == Tier::kP8) {
-        const SignedLevels<V> levels(codes + size_t{first + i} * head_dim, 0.0f, scale[i]);
-        StoreLevels<V, kType>(levels, head_dim, to);
+    for (uint32_t i = 0; i < group.count; ++i) {
+      if constexpr (kTier == Tier::kP8) {
+        const SignedLevels<V> levels(codes + i * cell_bytes, 0.0f, group.scale[i]);
+        StoreLevels<V, kType>(levels, head_dim, group.to[i], group.clamp);
       } else {
         using Nibbles = NibbleLevels<V>;
-        const typename Nibbles::Type levels(buffer + i * head_dim, 8.0f, Nibbles::Scale(scale[i], 8.0f));
-        StoreLevels<V, kType>(levels, head_dim, to);
+        const typename Nibbles::Type levels(buffer + i * head_dim, 8.0f, Nibbles::Scale(group.scale[i], 8.0f));
+        StoreLevels<V, kType>(levels, head_dim, group.to[i], group.clamp);
       }
+    }
+    scales += group.count * 2;
+    codes += group.count * cell_bytes;
+  }
+}
+
+// --- Rotated tiers
+
+// Codes one per byte, for head sizes that have no code of their own.
+template <typename V, Tier kTier>
+inline void UnpackStepped(const uint8_t* packed, uint32_t head_dim, uint8_t* buffer) {
+  if constexpr (kTier == Tier::kQ4) return UnpackNibblesFor<V>(packed, head_dim, 7.5f, buffer);
+  UnpackPairs(packed, head_dim, buffer);
+  if constexpr (kTier == Tier::kQ3) UnpackHighBits(packed + head_dim / 4, head_dim, buffer);
+}
+
+template <typename V, Tier kTier>
+struct SteppedLevels {
+  using Type = TableLevels<V>;
+  static constexpr float kMiddle = kTier == Tier::kQ3 ? 3.5f : 1.5f;
+  static float Scale(float scale) { return scale; }
+};
+template <typename V>
+struct SteppedLevels<V, Tier::kQ4> {
+  using Type = typename NibbleLevels<V>::Type;
+  static constexpr float kMiddle = 7.5f;
+  static float Scale(float scale) { return NibbleLevels<V>::Scale(scale, 7.5f); }
+};
+
+template <typename V, DType kType, Tier kTier, uint32_t kDim>
+__attribute__((noinline)) void DecodeRotatedGroup(const GroupOut& group, const uint8_t* codes) {
+  alignas(64) float partial[kDim != 0 ? kDim : kMaxDim];
+  alignas(64) uint8_t buffer[kDim != 0 ? 1 : kGroupFloats + kBytePadding];
+  const uint32_t head_dim = kDim != 0 ? kDim : group.head_dim, cell_bytes = RotatedCellBytes(kTier, head_dim);
+  const bool clamp = group.clamp;
+  if constexpr (kTier != Tier::kQ8 && kDim == 0) {
+    // All cells first: none needs to wait for bytes just stored.
+    for (uint32_t i = 0; i < group.count; ++i) {
+      UnpackStepped<V, kTier>(codes + i * cell_bytes, head_dim, buffer + i * head_dim);
+    }
+  }
+  for (uint32_t i = 0; i < group.count; ++i, codes += cell_bytes) {
+    const float* mean = group.mean[i];
+    uint8_t* to = group.to[i];
+    // A predictable branch per register is cheaper than twice the code.
+    const auto sink = [=](uint32_t d, typename V::F x) {
+      StoreNarrow<V, kType>(to + d * WordBytes(kType), mean == nullptr ? x : V::Add(x, V::Load(mean + d)), clamp);
+    };
+    if constexpr (kTier == Tier::kQ8) {
+      RotateCell<V, kDim>(head_dim, partial, SignedLevels<V>(codes, 0.0f, group.scale[i]), sink);
+    } else if constexpr (kDim != 0) {
+      RotatePackedCell<V, kTier, kDim>(codes, group.scale[i], partial, sink);
+    } else {
+      using Stepped = SteppedLevels<V, kTier>;
+      const typename Stepped::Type levels(buffer + i * head_dim, Stepped::kMiddle, Stepped::Scale(group.scale[i]));
+      RotateCell<V, 0>(head_dim, partial, levels, sink);
     }
   }
 }
 
-template <typename V, DType kType, typename Levels>
-__attribute__((noinline)) void DecodeRotatedCell(const uint8_t* codes, float middle, float scale, uint32_t head_dim,
-                                                 const float* mean, uint8_t* to) {
-  alignas(64) float partial[V::kMaxBlock * V::kLanes >= 256 ? 1 : kMaxDim];
-  const Levels levels(codes, middle, scale);
-  RotateCell<V>(head_dim, Rotation(head_dim), partial, levels, [=](uint32_t d, typename V::F x) {
-    StoreValues<V, kType>(to + d * WordBytes(kType), mean == nullptr ? x : V::Add(x, V::Load(mean + d)));
-  });
-}
-
-// The codes of one cell of a stepped tier, one per byte.
-template <typename V>
-inline void UnpackStepped(const uint8_t* packed, Tier tier, uint32_t head_dim, uint8_t* buffer) {
-  if (tier == Tier::kQ4) return UnpackNibblesFor<V>(packed, head_dim, 7.5f, buffer);
-  if (tier == Tier::kQ3 && head_dim == 64) return UnpackTriples64(packed, buffer);
-  UnpackPairs(packed, head_dim, buffer);
-  if (tier == Tier::kQ3) UnpackHighBits(packed + head_dim / 4, head_dim, buffer);
-}
-
-// Unpacks a cell before it rotates the one before: the rotation need not wait for bytes just stored.
 template <typename V, DType kType>
-void DecodeRotated(const CellsOut& cells, Tier tier, const float* means, const uint8_t* scales, const uint8_t* codes) {
+void DecodeRotated(const CellsOut& cells, Tier tier, const Centres& centres, const uint8_t* scales,
+                   const uint8_t* codes) {
   const uint32_t head_dim = cells.head_dim, cell_bytes = RotatedCellBytes(tier, head_dim);
-  alignas(64) uint8_t buffer[kGroupFloats + kBytePadding];
-  alignas(32) float scale[kGroupCells];
-  for (uint32_t first = 0, count = 0; first < cells.heads; first += count) {
-    count = GroupSize(head_dim, cells.heads - first);
-    const uint8_t* packed = codes + size_t{first} * cell_bytes;
+  const auto decode = WithDim(head_dim, [=]<uint32_t kDim>() {
+    switch (tier) {
+      case Tier::kQ8: return &DecodeRotatedGroup<V, kType, Tier::kQ8, kDim>;
+      case Tier::kQ4: return &DecodeRotatedGroup<V, kType, Tier::kQ4, kDim>;
+      case Tier::kQ3: return &DecodeRotatedGroup<V, kType, Tier::kQ3, kDim>;
+      default: return &DecodeRotatedGroup<V, kType, Tier::kQ2, kDim>;
+    }
+  });
+  const float largest_level = tier == Tier::kQ8 ? 128.0f : tier == Tier::kQ4 ? 7.5f : tier == Tier::kQ3 ? 3.5f : 1.5f;
+  const float reach = largest_level * static_cast<float>(Rotation(head_dim));
+  const float bound = centres.means == nullptr ? 0.0f : centres.bound;
+  const uint32_t most = GroupCells(head_dim);
+  GroupOut group;
+  CellWriter writer(cells);
+  while (writer.left() != 0) {
+    writer.Next(most, centres.means, &group);
     if (tier == Tier::kQ8) {
-      LoadScales16(scales + size_t{first} * 2, count, 0.015625f, scale);
+      LoadScales16(scales, group.count, 0.015625f, group.scale);
+      scales += group.count * 2;
     } else {
-      LoadScales8(scales + first, count, scale);
-      UnpackStepped<V>(packed, tier, head_dim, buffer);
+      LoadScales8(scales, group.count, group.scale);
+      scales += group.count;
     }
-    for (uint32_t i = 0; i < count; ++i) {
-      if (tier != Tier::kQ8 && i + 1 < count) {
-        UnpackStepped<V>(packed + (i + 1) * cell_bytes, tier, head_dim, buffer + (i + 1) * head_dim);
-      }
-      const float* mean = means == nullptr ? nullptr : means + size_t{first + i} * head_dim;
-      uint8_t* to = cells.data + (first + i) * cells.head_stride_bytes;
-      const uint8_t* unpacked = buffer + i * head_dim;
-      if (tier == Tier::kQ8) {
-        DecodeRotatedCell<V, kType, SignedLevels<V>>(packed + i * cell_bytes, 0.0f, scale[i], head_dim, mean, to);
-      } else if (tier == Tier::kQ4) {
-        using Nibbles = NibbleLevels<V>;
-        DecodeRotatedCell<V, kType, typename Nibbles::Type>(unpacked, 7.5f, Nibbles::Scale(scale[i], 7.5f), head_dim,
-                                                            mean, to);
-      } else {
-        const float middle = tier == Tier::kQ3 ? 3.5f : 1.5f;
-        DecodeRotatedCell<V, kType, TableLevels<V>>(unpacked, middle, scale[i], head_dim, mean, to);
-      }
-    }
+    group.clamp = LargestScale(group) * reach + bound > kSurelyHalf;
+    decode(group, codes);
+    codes += group.count * cell_bytes;
   }
 }
 

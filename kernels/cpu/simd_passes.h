@@ -8,65 +8,100 @@
 #include <cstdint>
 
 #include "kernels/codec/scan_math.h"
-#include "kernels/cpu/simd_rotate.h"
+#include "kernels/cpu/simd_groups.h"
 
 namespace spectrumkv {
 namespace {
 
-// Largest magnitude word of `count` values, count a multiple of 16.
+// The largest magnitude words seen, lane by lane: of 16-bit words or, for float32, of 32-bit ones.
 template <DType kType>
-inline uint32_t MaxMagnitude(const uint8_t* from, uint32_t count) {
-  const auto load = [&](uint32_t byte) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + byte)); };
-  if constexpr (kType == DType::kFloat32) {
-    const __m256i mask = _mm256_set1_epi32(0x7FFFFFFF);
-    __m256i a = _mm256_setzero_si256(), b = a;
-    for (uint32_t i = 0; i < count; i += 16) {
-      a = _mm256_max_epu32(a, _mm256_and_si256(load(4 * i), mask));
-      b = _mm256_max_epu32(b, _mm256_and_si256(load(4 * i + 32), mask));
+struct MagnitudeLanes {
+  __m256i a = _mm256_setzero_si256(), b = a;
+
+  static __m256i Max(__m256i x, __m256i y) {
+    return kType == DType::kFloat32 ? _mm256_max_epu32(x, y) : _mm256_max_epu16(x, y);
+  }
+  static __m256i Load(const uint8_t* from) {
+    const __m256i mask = kType == DType::kFloat32 ? _mm256_set1_epi32(0x7FFFFFFF) : _mm256_set1_epi16(0x7FFF);
+    return _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)), mask);
+  }
+
+  // REQUIRES: count is a multiple of 16.
+  SPECTRUMKV_SIMD_INLINE void Add(const uint8_t* from, uint32_t count) {
+    const uint8_t* const end = from + count * WordBytes(kType);
+    for (; from + 128 <= end; from += 128) {
+      a = Max(a, Max(Load(from), Load(from + 32)));
+      b = Max(b, Max(Load(from + 64), Load(from + 96)));
     }
-    a = _mm256_max_epu32(a, b);
-    __m128i m = _mm_max_epu32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
-    m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4E));
-    m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0xB1));
-    return static_cast<uint32_t>(_mm_cvtsi128_si32(m));
-  } else {
-    const __m256i mask = _mm256_set1_epi16(0x7FFF);
-    __m256i a = _mm256_setzero_si256(), b = a, c = a, d = a;
-    uint32_t i = 0;
-    for (; i + 64 <= count; i += 64) {
-      a = _mm256_max_epu16(a, _mm256_and_si256(load(2 * i), mask));
-      b = _mm256_max_epu16(b, _mm256_and_si256(load(2 * i + 32), mask));
-      c = _mm256_max_epu16(c, _mm256_and_si256(load(2 * i + 64), mask));
-      d = _mm256_max_epu16(d, _mm256_and_si256(load(2 * i + 96), mask));
+    for (; from < end; from += 32) a = Max(a, Load(from));
+  }
+
+  __m128i Half() const {
+    const __m256i m = Max(a, b);
+    const __m128i low = _mm256_castsi256_si128(m), high = _mm256_extracti128_si256(m, 1);
+    return kType == DType::kFloat32 ? _mm_max_epu32(low, high) : _mm_max_epu16(low, high);
+  }
+
+  uint32_t Largest() const {
+    __m128i m = Half();
+    if constexpr (kType == DType::kFloat32) {
+      m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4E));
+      m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0xB1));
+      return static_cast<uint32_t>(_mm_cvtsi128_si32(m));
     }
-    for (; i < count; i += 16) a = _mm256_max_epu16(a, _mm256_and_si256(load(2 * i), mask));
-    a = _mm256_max_epu16(_mm256_max_epu16(a, b), _mm256_max_epu16(c, d));
-    const __m128i m = _mm_max_epu16(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
     // The horizontal minimum is one instruction; of the complement it is the maximum.
     const __m128i least = _mm_minpos_epu16(_mm_xor_si128(m, _mm_set1_epi16(-1)));
     return ~static_cast<uint32_t>(_mm_cvtsi128_si32(least)) & 0xFFFF;
   }
+};
+
+// Calls each(from, head) for all cells.
+template <typename Each>
+SPECTRUMKV_SIMD_INLINE void ForEachCell(const CellsIn& cells, const Each& each) {
+  for (uint32_t t = 0; t < cells.tokens; ++t) {
+    const uint8_t* from = cells.rows[t];
+    for (uint32_t h = 0; h < cells.heads; ++h, from += cells.head_stride_bytes) each(from, h);
+  }
 }
 
 template <DType kType>
-uint32_t TokenMagnitude(const CellsIn& cells, uint32_t* per_head) {
-  uint32_t largest = 0;
-  for (uint32_t h = 0; h < cells.heads; ++h) {
-    const uint32_t head = MaxMagnitude<kType>(cells.data + h * cells.head_stride_bytes, cells.head_dim);
-    per_head[h] = head;
-    largest = head > largest ? head : largest;
-  }
-  return largest;
+uint32_t CellsMagnitude(const CellsIn& cells) {
+  MagnitudeLanes<kType> lanes;
+  ForEachCell(cells, [&](const uint8_t* from, uint32_t) { lanes.Add(from, cells.head_dim); });
+  return lanes.Largest();
+}
+
+template <DType kType>
+uint32_t CopyCells(const CellsIn& cells, uint8_t* words) {
+  MagnitudeLanes<kType> lanes;
+  const uint32_t cell_bytes = cells.head_dim * WordBytes(kType);
+  ForEachCell(cells, [&](const uint8_t* from, uint32_t) {
+    lanes.Add(from, cells.head_dim);
+    for (uint32_t i = 0; i < cell_bytes; i += 32) {
+      const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(words + i), bytes);
+    }
+    words += cell_bytes;
+  });
+  return lanes.Largest();
+}
+
+// Lanes 4, 2 and 1 apart, as FoldEnergy does.
+inline float SumLanes(__m256 x) {
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
 template <typename V, DType kType>
-void TokenEnergy(const CellsIn& cells, float* lanes) {
+uint32_t CellsEnergy(const CellsIn& cells, float* lanes, float* sum) {
   constexpr int kAccs = static_cast<int>(kEnergyLanes) / V::kLanes;
+  MagnitudeLanes<kType> magnitudes;
   typename V::F acc[kAccs];
 #pragma GCC unroll 8
-  for (int i = 0; i < kAccs; ++i) acc[i] = V::Load(lanes + i * V::kLanes);
-  for (uint32_t h = 0; h < cells.heads; ++h) {
-    const uint8_t* from = cells.data + h * cells.head_stride_bytes;
+  for (int i = 0; i < kAccs; ++i) acc[i] = lanes == nullptr ? V::Zero() : V::Load(lanes + i * V::kLanes);
+  ForEachCell(cells, [&](const uint8_t* from, uint32_t) {
+    magnitudes.Add(from, cells.head_dim);
     for (uint32_t d = 0; d < cells.head_dim; d += kEnergyLanes) {
 #pragma GCC unroll 8
       for (int i = 0; i < kAccs; ++i) {
@@ -76,20 +111,42 @@ void TokenEnergy(const CellsIn& cells, float* lanes) {
         acc[i] = V::Add(acc[i], V::Mul(x, x));
       }
     }
-  }
+  });
 #pragma GCC unroll 8
-  for (int i = 0; i < kAccs; ++i) V::Store(lanes + i * V::kLanes, acc[i]);
+  for (int i = 0; lanes != nullptr && i < kAccs; ++i) V::Store(lanes + i * V::kLanes, acc[i]);
+#pragma GCC unroll 4
+  for (int width = kAccs / 2; width != 0; width /= 2) {
+#pragma GCC unroll 4
+    for (int i = 0; i < width; ++i) acc[i] = V::Add(acc[i], acc[i + width]);
+  }
+  *sum = SumLanes(V::HalfSum(acc[0]));
+  return magnitudes.Largest();
 }
 
+// Eight tokens at a time, so that a sum is loaded and stored once for them.
 template <typename V, DType kType>
-void TokenAccumulate(const CellsIn& cells, float* sums) {
-  for (uint32_t h = 0; h < cells.heads; ++h) {
-    const uint8_t* from = cells.data + h * cells.head_stride_bytes;
-    float* sum = sums + size_t{h} * cells.head_dim;
-    for (uint32_t d = 0; d < cells.head_dim; d += V::kLanes) {
-      V::Store(sum + d, V::Add(V::Load(sum + d), LoadValues<V, kType>(from + d * WordBytes(kType))));
+uint32_t AccumulateCells(const CellsIn& cells, float* sums) {
+  constexpr uint32_t kTokens = 8;
+  MagnitudeLanes<kType> magnitudes;
+  for (uint32_t first = 0; first < cells.tokens; first += kTokens) {
+    const uint32_t count = cells.tokens - first < kTokens ? cells.tokens - first : kTokens;
+    for (uint32_t h = 0; h < cells.heads; ++h) {
+      const uint8_t* from[kTokens];
+      for (uint32_t t = 0; t < count; ++t) {
+        from[t] = cells.rows[first + t] + h * cells.head_stride_bytes;
+        magnitudes.Add(from[t], cells.head_dim);
+      }
+      float* sum = sums + size_t{h} * cells.head_dim;
+      for (uint32_t d = 0; d < cells.head_dim; d += V::kLanes) {
+        typename V::F x = V::Load(sum + d);
+        for (uint32_t t = 0; t < count; ++t) {
+          x = V::Add(x, LoadValues<V, kType>(from[t] + d * WordBytes(kType)));
+        }
+        V::Store(sum + d, x);
+      }
     }
   }
+  return magnitudes.Largest();
 }
 
 }  // namespace

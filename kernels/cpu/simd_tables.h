@@ -5,7 +5,7 @@
 
 namespace spectrumkv {
 
-extern const CellOps kAvx2CellOps;    // REQUIRES AVX2, F16C
-extern const CellOps kAvx512CellOps;  // REQUIRES AVX-512 F, BW, DQ, VL, and F16C
+extern const CellOps kAvx2CellOps;    // REQUIRES AVX2, FMA, F16C
+extern const CellOps kAvx512CellOps;  // REQUIRES AVX-512 F, BW, DQ, VL, and FMA, F16C
 
 }  // namespace spectrumkv

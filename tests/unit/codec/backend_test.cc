@@ -62,28 +62,36 @@ TEST(SelfTestTest, PassesOnEverySupportedBackendQuickly) {
 }
 
 // Faults an instruction set could have, one function at a time.
-uint32_t WrongMagnitude(const CellsIn& cells, uint32_t* per_head) {
-  ScalarCellOps().magnitude(cells, per_head);
-  return 0;
+uint32_t WrongMagnitude(const CellsIn&) { return 0; }
+uint32_t WrongEnergy(const CellsIn& cells, float* lanes, float* sum) {
+  const uint32_t magnitude = ScalarCellOps().energy(cells, lanes, sum);
+  *sum *= 1.5f;
+  return magnitude;
 }
-void WrongEnergy(const CellsIn& cells, float* lanes) {
-  ScalarCellOps().energy(cells, lanes);
-  lanes[5] *= 1.5f;
+uint32_t WrongEnergyMagnitude(const CellsIn& cells, float* lanes, float* sum) {
+  return ScalarCellOps().energy(cells, lanes, sum) / 2;
 }
-void WrongSums(const CellsIn& cells, float* sums) {
-  ScalarCellOps().accumulate(cells, sums);
+uint32_t WrongSums(const CellsIn& cells, float* sums) {
+  const uint32_t magnitude = ScalarCellOps().accumulate(cells, sums);
   sums[0] += 8.0f;
+  return magnitude;
+}
+uint32_t WrongCopy(const CellsIn& cells, uint8_t* words) {
+  const uint32_t magnitude = ScalarCellOps().copy(cells, words);
+  words[0] ^= 1;
+  return magnitude;
 }
 template <Tier kBroken>
-void WrongEncode(const CellsIn& cells, Tier tier, const float* means, const uint32_t* magnitudes, uint8_t* scales,
-                 uint8_t* codes) {
-  ScalarCellOps().encode(cells, tier, means, magnitudes, scales, codes);
+uint32_t WrongEncode(const CellsIn& cells, Tier tier, const Centres& centres, uint8_t* scales, uint8_t* codes) {
+  const uint32_t magnitude = ScalarCellOps().encode(cells, tier, centres, scales, codes);
   if (tier == kBroken) codes[0] ^= 1;
+  return magnitude;
 }
 template <Tier kBroken>
-void WrongDecode(const CellsOut& cells, Tier tier, const float* means, const uint8_t* scales, const uint8_t* codes) {
-  ScalarCellOps().decode(cells, tier, means, scales, codes);
-  if (tier == kBroken) cells.data[0] ^= 1;
+void WrongDecode(const CellsOut& cells, Tier tier, const Centres& centres, const uint8_t* scales,
+                 const uint8_t* codes) {
+  ScalarCellOps().decode(cells, tier, centres, scales, codes);
+  if (tier == kBroken) cells.rows[0][0] ^= 1;
 }
 
 template <Tier kBroken>
@@ -110,9 +118,14 @@ TEST(SelfTestTest, CatchesABrokenBackend) {
   ops.magnitude = WrongMagnitude;
   EXPECT_FALSE(SelfTest(TableBackend(ops, true), &detail));
   ops = ScalarCellOps();
-  ops.energy = WrongEnergy;
+  for (auto* energy : {WrongEnergy, WrongEnergyMagnitude}) {
+    ops.energy = energy;
+    EXPECT_FALSE(SelfTest(TableBackend(ops, true), &detail));
+    EXPECT_NE(detail.find("Scan"), std::string::npos) << detail;
+  }
+  ops = ScalarCellOps();
+  ops.copy = WrongCopy;
   EXPECT_FALSE(SelfTest(TableBackend(ops, true), &detail));
-  EXPECT_NE(detail.find("Scan"), std::string::npos) << detail;
   ops = ScalarCellOps();
   ops.accumulate = WrongSums;
   EXPECT_FALSE(SelfTest(TableBackend(ops, true), &detail));
