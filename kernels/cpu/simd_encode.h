@@ -120,6 +120,7 @@ uint32_t EncodePlain(const CellsIn& cells, uint8_t* scales, uint8_t* codes) {
   const uint32_t most = fit == 0 ? kGroupCells : fit < kBurstCells ? fit : kBurstCells;
   MagnitudeLanes<kType> all;
   CellCursor measured(cells), coded(cells);
+  Prefetcher prefetcher(cells, 2 * kBurstBytes);
   for (uint32_t left = cells.tokens * cells.heads, burst = 0; left != 0; left -= burst) {
     burst = left < most ? left : most;
     for (uint32_t first = 0; first < burst; first += kGroupCells) {
@@ -130,6 +131,7 @@ uint32_t EncodePlain(const CellsIn& cells, uint8_t* scales, uint8_t* codes) {
       scales += count * 2;
     }
     for (uint32_t i = 0; i < burst; ++i, codes += cell_bytes) {
+      prefetcher.At(coded.token(), coded.head());
       const uint8_t* from = coded.Next();
       QuantiseCell<V, kTier, kDim>(
           head_dim, reciprocals[i], [=](uint32_t d) { return LoadValues<V, kType>(from + d * WordBytes(kType)); },
