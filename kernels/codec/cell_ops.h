@@ -1,5 +1,5 @@
-// What one instruction set brings: the work on the cells of some tokens of one plane. TableBackend does the rest, so that
-// files compiled for an instruction set hold nothing but these functions.
+// What one instruction set brings: the work on the cells of some tokens of one plane. TableBackend does the rest, so
+// that files compiled for an instruction set hold nothing but these functions.
 //
 // Values of a head are contiguous; all addresses need only the alignment of a byte. Nothing outside the ranges given
 // here is read or written. Formulas: proto/WIRE_FORMAT.md, kernels/codec/codec_math.h, kernels/codec/scan_math.h.
@@ -45,8 +45,8 @@ struct CellOps {
 
   uint32_t (*magnitude)(const CellsIn& cells);
 
-  // Adds the squares of the values to lanes[kEnergyLanes] and sets `sum` to their fold, both in the order of scan_math.h.
-  // lanes null: begins from zeros and keeps no lanes. Returns the magnitude word.
+  // Adds the squares of the values to lanes[kEnergyLanes] and sets `sum` to their fold, both in the order of
+  // scan_math.h. lanes null: begins from zeros and keeps no lanes. Returns the magnitude word.
   uint32_t (*energy)(const CellsIn& cells, float* lanes, float* sum);
 
   // sums[h * head_dim + d] += value, token by token. Returns the magnitude word; where that is not finite the sums are
@@ -62,8 +62,7 @@ struct CellOps {
   uint32_t (*encode)(const CellsIn& cells, Tier tier, const Centres& centres, uint8_t* scales, uint8_t* codes);
 
   // The inverse, for any codes and any finite scales.
-  void (*decode)(const CellsOut& cells, Tier tier, const Centres& centres, const uint8_t* scales,
-                 const uint8_t* codes);
+  void (*decode)(const CellsOut& cells, Tier tier, const Centres& centres, const uint8_t* scales, const uint8_t* codes);
 };
 
 // The definition, in portable code; other instruction sets call it for head sizes they have no fast path for.

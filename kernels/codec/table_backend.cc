@@ -83,8 +83,8 @@ class ChunkWriter {
       uint8_t* end = out_ + section.offset + section.bytes;
       std::memset(end, 0, (16 - section.bytes % 16) % 16);
     };
-    for (const Section* section : {&layout_.tier_map, &layout_.centre_scales, &layout_.centre_codes, &layout_.scales8,
-                                   &layout_.scales16}) {
+    for (const Section* section :
+         {&layout_.tier_map, &layout_.centre_scales, &layout_.centre_codes, &layout_.scales8, &layout_.scales16}) {
       clear_padding(*section);
     }
     for (const Section& section : layout_.codes) clear_padding(section);

@@ -96,8 +96,8 @@ class ChunkReader {
       return;
     }
     for (uint32_t h = 0; h < dims_.heads; ++h) {
-      rounded_words_ += ConvertWords(words + h * cell_bytes, dims_.dtype, to + h * cells.head_stride_bytes, target_,
-                                     dims_.head_dim);
+      rounded_words_ +=
+          ConvertWords(words + h * cell_bytes, dims_.dtype, to + h * cells.head_stride_bytes, target_, dims_.head_dim);
     }
   }
 

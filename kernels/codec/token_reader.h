@@ -23,8 +23,9 @@ class TokenReader {
   // Good until the next call. REQUIRES: count <= max_run().
   CellsIn Cells(uint32_t first, uint32_t count) {
     if (!strided()) {
-      return CellsIn{plane_.rows + first,     count,        dims_.tokens - first - count, plane_.head_stride_bytes,
-                     dims_.heads,             dims_.head_dim, dims_.dtype};
+      return CellsIn{
+          plane_.rows + first, count,      dims_.tokens - first - count, plane_.head_stride_bytes, dims_.heads,
+          dims_.head_dim,      dims_.dtype};
     }
     const int64_t head_bytes = word_bytes_ * dims_.head_dim;
     for (uint32_t h = 0; h < dims_.heads; ++h) {

@@ -112,8 +112,8 @@ struct Avx2 {
     return _mm256_or_si256(AndBytes(low, SetBytes(3)), AndBytes(_mm256_slli_epi32(high, 2), SetBytes(4)));
   }
 
-  // A scale of these tiers has four significant bits and so has a level: the product fits in the upper half of its word,
-  // and two byte tables give it.
+  // A scale of these tiers has four significant bits and so has a level: the product fits in the upper half of its
+  // word, and two byte tables give it.
   struct Levels {
     B low, high;
   };
@@ -125,7 +125,8 @@ struct Avx2 {
       return _mm256_srli_epi32(_mm256_castps_si256(level), 16);
     };
     // 16 words, in the order of codes; a table of eight levels is there twice.
-    const __m256i all = _mm256_permute4x64_epi64(_mm256_packus_epi32(words(0.0f), words(kBits == 4 ? 8.0f : 0.0f)), 0xD8);
+    const __m256i all =
+        _mm256_permute4x64_epi64(_mm256_packus_epi32(words(0.0f), words(kBits == 4 ? 8.0f : 0.0f)), 0xD8);
     const __m256i bytes =
         _mm256_packus_epi16(_mm256_and_si256(all, _mm256_set1_epi16(0xFF)), _mm256_srli_epi16(all, 8));
     return Levels{_mm256_permute4x64_epi64(bytes, 0x88), _mm256_permute4x64_epi64(bytes, 0xDD)};
@@ -143,8 +144,9 @@ struct Avx2 {
   // After RotateExpanded bit 0 of the register is bit 4 of the number, and bit 1 its bit 3.
   static constexpr int NaturalRegister(int i) { return (i & ~3) | (i & 1) << 1 | (i >> 1 & 1); }
 
-  // A stage whose partners lie in neighbouring lanes (or in the two halves): a pair of registers is taken apart into even
-  // and odd ones and added and subtracted. The bit of the number that told the registers apart moves into the lane.
+  // A stage whose partners lie in neighbouring lanes (or in the two halves): a pair of registers is taken apart into
+  // even and odd ones and added and subtracted. The bit of the number that told the registers apart moves into the
+  // lane.
   template <int kRegs, bool kHalves>
   static inline __attribute__((always_inline)) void ExchangeStage(F* x) {
 #pragma GCC unroll 16

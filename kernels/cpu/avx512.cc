@@ -131,8 +131,8 @@ struct Avx512 {
   }
   static constexpr int NaturalRegister(int i) { return i; }
 
-  // A stage whose partners lie in neighbouring lanes (or quarters): a pair of registers is taken apart into even and odd
-  // ones and added and subtracted. The bit of the value's number that told the registers apart moves into the lane.
+  // A stage whose partners lie in neighbouring lanes (or quarters): a pair of registers is taken apart into even and
+  // odd ones and added and subtracted. The bit of the value's number that told the registers apart moves into the lane.
   template <int kRegs, int kStep, bool kQuarters>
   static inline __attribute__((always_inline)) void ExchangeStage(F* x) {
 #pragma GCC unroll 16

@@ -1,4 +1,4 @@
-// Encoding of cells. A group's scales are computed while the codes of the group before are made.
+// Encoding of cells.
 // See simd_bytes.h for why all is in an unnamed namespace.
 #pragma once
 
@@ -62,13 +62,13 @@ SPECTRUMKV_SIMD_INLINE void QuantiseCell(uint32_t head_dim, float reciprocal, co
   }
   uint32_t d = 0;
   for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes) {
-    StoreWhole(buffer + d, CodesOf<V, kTier>(scaled(d), scaled(d + kLanes), scaled(d + 2 * kLanes),
-                                             scaled(d + 3 * kLanes)));
+    StoreWhole(buffer + d,
+               CodesOf<V, kTier>(scaled(d), scaled(d + kLanes), scaled(d + 2 * kLanes), scaled(d + 3 * kLanes)));
   }
   if (d < head_dim) {
     const auto or_zero = [&](uint32_t at) { return at < head_dim ? scaled(at) : V::Zero(); };
-    StoreWhole(buffer + d, CodesOf<V, kTier>(or_zero(d), or_zero(d + kLanes), or_zero(d + 2 * kLanes),
-                                             or_zero(d + 3 * kLanes)));
+    StoreWhole(buffer + d,
+               CodesOf<V, kTier>(or_zero(d), or_zero(d + kLanes), or_zero(d + 2 * kLanes), or_zero(d + 3 * kLanes)));
   }
   PackBuffer<kTier>(buffer, head_dim, out);
 }
@@ -105,34 +105,38 @@ struct GroupMagnitudes {
   }
 };
 
-// Cell by cell a group is read while the one before is coded, so that waiting for memory and arithmetic overlap.
+// Source bytes whose magnitudes are found before their codes are made: a burst of loads keeps more of them on their way
+// from memory than loads between arithmetic do, and all is still in the first-level cache when it is read again.
+constexpr uint32_t kBurstBytes = 4096;
+constexpr uint32_t kBurstCells = 64;  // at most
+
 template <typename V, DType kType, Tier kTier, uint32_t kDim>
 uint32_t EncodePlain(const CellsIn& cells, uint8_t* scales, uint8_t* codes) {
   alignas(64) uint8_t buffer[kMaxDim + kBytePadding];
+  alignas(32) float reciprocals[kBurstCells];
   const uint32_t head_dim = kDim != 0 ? kDim : cells.head_dim;
-  const uint32_t cell_bytes = kTier == Tier::kP8 ? head_dim : head_dim / 2, most = GroupCells(head_dim);
+  const uint32_t cell_bytes = kTier == Tier::kP8 ? head_dim : head_dim / 2;
+  const uint32_t fit = kBurstBytes / (head_dim * WordBytes(kType)) / kGroupCells * kGroupCells;
+  const uint32_t most = fit == 0 ? kGroupCells : fit < kBurstCells ? fit : kBurstCells;
   MagnitudeLanes<kType> all;
-  GroupIn groups[2];
-  GroupScales scales_before;
-  CellReader reader(cells);
-  groups[1].count = 0;
-  for (uint32_t g = 0; reader.left() != 0 || groups[~g & 1].count != 0; ++g) {
-    GroupIn &now = groups[g & 1], &before = groups[~g & 1];
-    GroupMagnitudes<kType> magnitudes;
-    reader.Next(most, nullptr, &now);
-    const uint32_t steps = now.count > before.count ? now.count : before.count;
-    for (uint32_t i = 0; i < steps; ++i) {
-      if (i < now.count) magnitudes.Set(i, now.from[i], head_dim);
-      if (i >= before.count) continue;
-      const uint8_t* from = before.from[i];
-      QuantiseCell<V, kTier, kDim>(
-          head_dim, scales_before.reciprocal[i],
-          [=](uint32_t d) { return LoadValues<V, kType>(from + d * WordBytes(kType)); }, buffer, codes);
-      codes += cell_bytes;
+  CellCursor measured(cells), coded(cells);
+  Prefetcher prefetcher(cells, 2 * kBurstBytes);
+  for (uint32_t left = cells.tokens * cells.heads, burst = 0; left != 0; left -= burst) {
+    burst = left < most ? left : most;
+    for (uint32_t first = 0; first < burst; first += kGroupCells) {
+      const uint32_t count = burst - first < kGroupCells ? burst - first : kGroupCells;
+      GroupMagnitudes<kType> magnitudes;
+      for (uint32_t i = 0; i < count; ++i) magnitudes.Set(i, measured.Next(), head_dim);
+      PlainScales(magnitudes.Absmax(&all), kTier == Tier::kP8 ? 127.0f : 7.0f, count, reciprocals + first, scales);
+      scales += count * 2;
     }
-    scales_before.absmax = magnitudes.Absmax(&all);
-    PlainScales(kTier == Tier::kP8 ? 127.0f : 7.0f, now.count, &scales_before, scales);
-    scales += now.count * 2;
+    for (uint32_t i = 0; i < burst; ++i, codes += cell_bytes) {
+      prefetcher.At(coded.token(), coded.head());
+      const uint8_t* from = coded.Next();
+      QuantiseCell<V, kTier, kDim>(
+          head_dim, reciprocals[i], [=](uint32_t d) { return LoadValues<V, kType>(from + d * WordBytes(kType)); },
+          buffer, codes);
+    }
   }
   return all.Largest();
 }
@@ -179,6 +183,7 @@ __attribute__((noinline)) void QuantiseRotated(const float* z, const float* reci
   }
 }
 
+// A group's scales are computed while the codes of the group before are made.
 template <typename V, DType kType, bool kCentred>
 uint32_t EncodeRotated(const CellsIn& cells, Tier tier, const float* means, uint8_t* scales, uint8_t* codes) {
   const uint32_t head_dim = cells.head_dim, cell_bytes = RotatedCellBytes(tier, head_dim);
@@ -196,24 +201,23 @@ uint32_t EncodeRotated(const CellsIn& cells, Tier tier, const float* means, uint
   const float share = tier == Tier::kQ8 ? 0.0f : StepShare(BitsOf(tier), head_dim);
   alignas(64) float z[2][kGroupFloats];
   MagnitudeLanes<kType> magnitudes;
+  alignas(32) float reciprocals[2][kGroupCells];
   GroupIn group;
-  GroupScales group_scales[2];
   CellReader reader(cells);
   for (uint32_t g = 0, before = 0; reader.left() != 0 || before != 0; ++g) {
-    GroupScales& now = group_scales[g & 1];
     const uint32_t count = reader.left() < most ? reader.left() : most;
     if (count != 0) {
       reader.Next(most, means, &group);
-      now.absmax = rotate(group, z[g & 1], &magnitudes);
+      const __m256 absmax = rotate(group, z[g & 1], &magnitudes);
       if (tier == Tier::kQ8) {
-        Rotated8Scales(rotation, count, &now, scales);
+        Rotated8Scales(absmax, rotation, count, reciprocals[g & 1], scales);
       } else {
-        SteppedScales(share, rotation, count, &now, scales);
+        SteppedScales(absmax, share, rotation, count, reciprocals[g & 1], scales);
       }
       scales += tier == Tier::kQ8 ? count * 2 : count;
     }
     if (before != 0) {
-      quantise(z[~g & 1], group_scales[~g & 1].reciprocal, before, head_dim, codes);
+      quantise(z[~g & 1], reciprocals[~g & 1], before, head_dim, codes);
       codes += before * cell_bytes;
     }
     before = count;

@@ -1,8 +1,8 @@
 // Packing of codes that lie in registers, one per byte, for head sizes that are a power of two of registers.
 //
-// Every packing of the format is made of folds: byte i and byte i + n/2 of n become one, the second shifted up. A fold by
-// 4 bits gives nibbles (Q4, P4); one by 2 more gives pairs of bits (Q2); one by 1 more single bits (the third bits of
-// Q3). See simd_bytes.h for why all is in an unnamed namespace.
+// Every packing of the format is made of folds: byte i and byte i + n/2 of n become one, the second shifted up. A fold
+// by 4 bits gives nibbles (Q4, P4); one by 2 more gives pairs of bits (Q2); one by 1 more single bits (the third bits
+// of Q3). See simd_bytes.h for why all is in an unnamed namespace.
 #pragma once
 
 #include <immintrin.h>

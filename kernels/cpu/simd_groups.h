@@ -1,5 +1,5 @@
-// The cells of a call, flattened over tokens and heads, in groups: a scale takes as long for eight cells as for one, and
-// while it is computed another group is worked on. See simd_bytes.h for why all is in an unnamed namespace.
+// The cells of a call, flattened over tokens and heads, in groups: a scale takes as long for eight cells as for one,
+// and while it is computed another group is worked on. See simd_bytes.h for why all is in an unnamed namespace.
 #pragma once
 
 #include <immintrin.h>
@@ -34,6 +34,61 @@ struct GroupOut {
   const float* mean[kGroupCells];  // null where there are no means
   alignas(32) float scale[kGroupCells];
   bool clamp;  // a value may be beyond the largest float16
+};
+
+// Asks for cells before they are read, into the second-level cache: the first has too few places for lines that are on
+// their way from memory. Only rows that do not follow the row before them: elsewhere the hardware does it better.
+class Prefetcher {
+ public:
+  Prefetcher(const CellsIn& cells, uint32_t distance_bytes)
+      : cells_(cells), cell_bytes_(cells.head_dim * WordBytes(cells.dtype)) {
+    const uint32_t token_bytes = cells.heads * cell_bytes_;
+    distance_ = distance_bytes <= token_bytes ? 1 : distance_bytes / token_bytes;
+    last_ = cells.tokens + cells.ahead;
+  }
+
+  // Called as cell (token, head) is read.
+  SPECTRUMKV_SIMD_INLINE void At(uint32_t token, uint32_t head) {
+    if (head == 0) later_ = LaterRow(token + distance_);
+    if (later_ == nullptr) return;
+    const uint8_t* cell = later_ + head * cells_.head_stride_bytes;
+    for (uint32_t byte = 0; byte < cell_bytes_; byte += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(cell + byte), _MM_HINT_T1);
+    }
+  }
+
+ private:
+  const uint8_t* LaterRow(uint32_t token) const {
+    if (token >= last_) return nullptr;
+    const uint8_t *row = cells_.rows[token], *before = cells_.rows[token - 1];
+    const uintptr_t step =
+        reinterpret_cast<uintptr_t>(row) - reinterpret_cast<uintptr_t>(before);  // huge where it goes back
+    return step <= uint64_t{cell_bytes_} * cells_.heads ? nullptr : row;
+  }
+
+  const CellsIn& cells_;
+  const uint32_t cell_bytes_;
+  uint32_t distance_, last_;  // tokens
+  const uint8_t* later_ = nullptr;
+};
+
+// The cells of a call, one after another.
+class CellCursor {
+ public:
+  explicit CellCursor(const CellsIn& cells) : cells_(cells) {}
+
+  uint32_t token() const { return token_; }
+  uint32_t head() const { return head_; }
+
+  const uint8_t* Next() {
+    const uint8_t* cell = cells_.rows[token_] + head_ * cells_.head_stride_bytes;
+    if (++head_ == cells_.heads) head_ = 0, ++token_;
+    return cell;
+  }
+
+ private:
+  const CellsIn& cells_;
+  uint32_t token_ = 0, head_ = 0;
 };
 
 class CellReader {

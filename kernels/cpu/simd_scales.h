@@ -1,6 +1,6 @@
-// The scales of a group of cells, all at once. The formulas are those of codec_math.h; the conversions to float16 are the
-// machine's, which round the same way.
-// See simd_bytes.h for why all is in an unnamed namespace.
+// The scales of a group of cells, all at once. The formulas are those of codec_math.h; the conversions to float16 are
+// the machine's, which round the same way. A reciprocal is 0 where all codes are those of zero. See simd_bytes.h for
+// why all is in an unnamed namespace.
 #pragma once
 
 #include <immintrin.h>
@@ -13,18 +13,15 @@
 namespace spectrumkv {
 namespace {
 
-struct GroupScales {
-  __m256 absmax;                              // of each cell
-  alignas(32) float reciprocal[kGroupCells];  // 0 where all codes are those of zero
-};
-
 // The largest of each of eight vectors.
 inline __m256 MaxOfEach(const __m256 (&v)[kGroupCells]) {
   // After each step a vector holds the candidates of twice as many cells.
   const auto halves = [&](int i) {  // cells i and i + 4
     return _mm256_max_ps(_mm256_permute2f128_ps(v[i], v[i + 4], 0x20), _mm256_permute2f128_ps(v[i], v[i + 4], 0x31));
   };
-  const auto pair = [](__m256 a, __m256 b) { return _mm256_max_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)); };
+  const auto pair = [](__m256 a, __m256 b) {
+    return _mm256_max_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+  };
   const __m256 p = pair(halves(0), halves(1)), q = pair(halves(2), halves(3));
   return _mm256_max_ps(_mm256_shuffle_ps(p, q, 0x44), _mm256_shuffle_ps(p, q, 0xEE));
 }
@@ -58,28 +55,29 @@ inline void StoreFront(__m128i bytes, uint32_t count, uint8_t* out) {
   for (uint32_t i = 0; i < count; ++i) out[i] = whole[i];
 }
 
-inline void PlainScales(float top, uint32_t cells, GroupScales* group, uint8_t* out) {
-  const __m128i half = ToHalf(_mm256_div_ps(group->absmax, _mm256_set1_ps(top)));
-  _mm256_store_ps(group->reciprocal, ReciprocalOrZero(_mm256_cvtph_ps(half)));
+inline void PlainScales(__m256 absmax, float top, uint32_t cells, float* reciprocals, uint8_t* out) {
+  const __m128i half = ToHalf(_mm256_div_ps(absmax, _mm256_set1_ps(top)));
+  _mm256_store_ps(reciprocals, ReciprocalOrZero(_mm256_cvtph_ps(half)));
   StoreFront(half, cells * 2, out);
 }
 
-inline void Rotated8Scales(float rotation, uint32_t cells, GroupScales* group, uint8_t* out) {
-  const __m256 share = _mm256_div_ps(group->absmax, _mm256_set1_ps(127.0f));
+inline void Rotated8Scales(__m256 absmax, float rotation, uint32_t cells, float* reciprocals, uint8_t* out) {
+  const __m256 share = _mm256_div_ps(absmax, _mm256_set1_ps(127.0f));
   const __m256 unit = _mm256_mul_ps(share, _mm256_set1_ps(1.0f / rotation));
   const __m128i half = ToHalf(_mm256_mul_ps(unit, _mm256_set1_ps(64.0f)));
   const __m256 scale = _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(0.015625f));
-  _mm256_store_ps(group->reciprocal, ReciprocalOrZero(_mm256_mul_ps(scale, _mm256_set1_ps(rotation))));
+  _mm256_store_ps(reciprocals, ReciprocalOrZero(_mm256_mul_ps(scale, _mm256_set1_ps(rotation))));
   StoreFront(half, cells * 2, out);
 }
 
-inline void SteppedScales(float share, float rotation, uint32_t cells, GroupScales* group, uint8_t* out) {
-  const __m256 t = _mm256_mul_ps(group->absmax, _mm256_set1_ps(share));
+inline void SteppedScales(__m256 absmax, float share, float rotation, uint32_t cells, float* reciprocals,
+                          uint8_t* out) {
+  const __m256 t = _mm256_mul_ps(absmax, _mm256_set1_ps(share));
   const __m256 unit = _mm256_mul_ps(t, _mm256_set1_ps(1.0f / rotation));
   const __m128i half = ToHalf(_mm256_mul_ps(unit, _mm256_set1_ps(64.0f)));
   const __m128i byte = _mm_srli_epi16(_mm_add_epi16(half, _mm_set1_epi16(64)), 7);
   const __m256 scale = _mm256_mul_ps(_mm256_cvtph_ps(_mm_slli_epi16(byte, 7)), _mm256_set1_ps(0.015625f));
-  _mm256_store_ps(group->reciprocal, ReciprocalOrZero(_mm256_mul_ps(scale, _mm256_set1_ps(rotation))));
+  _mm256_store_ps(reciprocals, ReciprocalOrZero(_mm256_mul_ps(scale, _mm256_set1_ps(rotation))));
   StoreFront(_mm_packus_epi16(byte, byte), cells, out);
 }
 

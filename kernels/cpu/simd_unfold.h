@@ -1,6 +1,6 @@
-// Unpacking of codes into registers, the inverse of simd_fold.h, for Q4, Q3 and Q2 of head sizes that have code of their
-// own: code d of a cell comes to byte d, by shifts that differ from lane to lane.
-// See simd_bytes.h for why all is in an unnamed namespace.
+// Unpacking of codes into registers, the inverse of simd_fold.h, for Q4, Q3 and Q2 of head sizes that have code of
+// their own: code d of a cell comes to byte d, by shifts that differ from lane to lane. See simd_bytes.h for why all is
+// in an unnamed namespace.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 namespace spectrumkv {
 namespace {
 
-// A section of a packed cell with kBits of each code: code d has bits of byte d mod (kDim * kBits / 8), and its place in
-// that byte is d divided by the same.
+// A section of a packed cell with kBits of each code: code d has bits of byte d mod (kDim * kBits / 8), and its place
+// in that byte is d divided by the same.
 template <typename V, uint32_t kDim, uint32_t kBits>
 struct Packed {
   static constexpr uint32_t kBytes = kDim * kBits / 8;
@@ -58,8 +58,8 @@ SPECTRUMKV_SIMD_INLINE typename V::B CodesAt(const uint8_t* packed) {
   }
 }
 
-// Rotates the values of kVecs registers of codes, 4 * V::kLanes * kVecs of them, and leaves them in natural order but for
-// V::NaturalRegister.
+// Rotates the values of kVecs registers of codes, 4 * V::kLanes * kVecs of them, and leaves them in natural order but
+// for V::NaturalRegister.
 template <typename V, Tier kTier, uint32_t kDim, uint32_t kFirst, uint32_t kVecs>
 SPECTRUMKV_SIMD_INLINE void RotateCodes(const uint8_t* packed, const typename V::Levels& levels, typename V::F* x) {
   const auto expand = [&]<uint32_t kVec>() {
