@@ -1,3 +1,8 @@
+import os
+
+# A daemon is started by fork and exec; gRPC's own preparations for forks can abort the child before the exec.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 import pytest
 from fake_daemon import FakeDaemon
 

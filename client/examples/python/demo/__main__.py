@@ -10,6 +10,9 @@ import signal
 import statistics
 import sys
 
+# A daemon is started by fork and exec; gRPC's own preparations for forks can abort the child before the exec.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 import table
 from cases import CASES, Case, Prompt, load_prompt
 from daemons import DaemonDied, Pair, find_program

@@ -38,7 +38,7 @@ class SharedSegment:
             try:
                 os.posix_fallocate(descriptor, 0, size_bytes)  # ENOSPC here, not SIGBUS later
             except OSError as error:
-                raise OSError(error.errno, f"{os.strerror(error.errno)} for {size_bytes} bytes", path) from None
+                raise OSError(error.errno, f"{os.strerror(error.errno or 0)} for {size_bytes} bytes", path) from None
             self._map = mmap.mmap(descriptor, size_bytes, mmap.MAP_SHARED)
         except BaseException:
             os.unlink(path)
