@@ -94,7 +94,7 @@ class ChunkWriter {
 
   // Writes a plane. classified: Classify was called. If not, escapes are noticed on the way; false where there is one:
   // the layout is wrong then, and all has to be written again.
-  bool WriteKeys(TokenReader* k, bool classified, SectionCursors<uint8_t>* cursors, EncodeResult* result) {
+  bool WriteKeys(TokenReader* k, bool classified, SectionCursors* cursors, EncodeResult* result) {
     const bool centred = layout_.centre_codes.bytes != 0;
     for (uint32_t first = 0; first < dims_.tokens; first += kCentreTokens) {
       const uint32_t end = std::min(first + kCentreTokens, dims_.tokens);
@@ -104,7 +104,7 @@ class ChunkWriter {
     return true;
   }
 
-  bool WriteValues(TokenReader* v, bool classified, SectionCursors<uint8_t>* cursors, EncodeResult* result) {
+  bool WriteValues(TokenReader* v, bool classified, SectionCursors* cursors, EncodeResult* result) {
     return WriteTokens(v, 0, dims_.tokens, 4, nullptr, classified, cursors, result);
   }
 
@@ -170,7 +170,7 @@ class ChunkWriter {
 
   // Tokens of one tier are written together.
   bool WriteTokens(TokenReader* plane, uint32_t first, uint32_t end, int shift, const float* means, bool classified,
-                   SectionCursors<uint8_t>* cursors, EncodeResult* result) {
+                   SectionCursors* cursors, EncodeResult* result) {
     for (uint32_t t = first, run = 0; t < end; t += run) {
       const Tier tier = TierAt(t, shift);
       run = 1;
@@ -222,7 +222,7 @@ EncodeResult TableBackend::Encode(const ChunkDims& dims, const ChunkIdentity& id
       if (dims.has_v) writer.Classify(&values, 4, &result);
     }
     if (!writer.Begin(capacity)) continue;
-    SectionCursors<uint8_t> cursors(out, writer.layout());
+    SectionCursors cursors(out, writer.layout());
     if (!writer.WriteKeys(&keys, classified, &cursors, &result)) continue;
     if (dims.has_v && !writer.WriteValues(&values, classified, &cursors, &result)) continue;
     result.chunk_bytes = writer.Finish(identity);

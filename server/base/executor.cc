@@ -110,12 +110,7 @@ struct Strand::State : std::enable_shared_from_this<Strand::State> {
   // One task for each turn on the executor: strands share its threads fairly, and tests can step.
   void RunNext() {
     std::function<void()> task;
-    {
-      std::lock_guard<std::mutex> lock(mutex);
-      task = std::move(queue.front());
-      queue.pop_front();
-    }
-    task();
+    if (Take(&task)) task();
     task = nullptr;
     TurnEnds();
   }

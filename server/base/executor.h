@@ -22,9 +22,11 @@ class Executor {
 };
 
 // `threads` workers (at least one) over one FIFO queue. The destructor runs all that is queued, and what those tasks
-// post, then joins. Nobody else may begin to Post once it has begun; it waits for a Post whose task has run already but which
-// has not returned, as happens where the task tells somebody who destroys the pool. One task that a task posts to its own pool waits for that
-// task's thread, which is about to come back, before another thread is woken for it: post at the end of the work.
+// post, then joins. Nobody else may begin to Post once it has begun; it waits for a Post whose task has run already but
+// which has not returned, as happens where the task tells somebody who destroys the pool.
+//
+// One task that a task posts to its own pool waits for that task's thread, which is about to come back, and wakes no
+// other: post at the end of the work.
 class ThreadPool final : public Executor {
  public:
   explicit ThreadPool(size_t threads);
@@ -62,9 +64,8 @@ class Strand {
  public:
   explicit Strand(Executor* executor);
   void Post(std::function<void()> task);
-  // Runs `task` inside this call if the strand is at rest, and a few that were posted meanwhile; else as Post does. Saves
-  // the wake of another thread.
-  // REQUIRES: the caller holds no lock that a task of this strand may want.
+  // Runs `task` inside this call if the strand is at rest, and a few that were posted meanwhile; else as Post does.
+  // Saves the wake of another thread. REQUIRES: the caller holds no lock that a task of this strand may want.
   void Dispatch(std::function<void()> task);
 
  private:

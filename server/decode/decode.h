@@ -32,9 +32,9 @@ struct DecodeScratch {
   std::vector<uint8_t*> k_rows, v_rows;
 };
 
-// `room`: as ParseChunk. Every check before a byte is written: format, checksum, fence, and each field against the manifest. Errors:
-// UNIMPLEMENTED UNSUPPORTED_VERSION; DATA_LOSS TRUNCATED, BAD_MAGIC, BAD_HEADER, BAD_LENGTH, BAD_CHECKSUM, BAD_TIER,
-// BAD_PADDING, BAD_SCALE; ABORTED FENCE_MISMATCH; DATA_LOSS MANIFEST_MISMATCH (names the field).
+// Every check before a byte is written: format, checksum, fence, and each field against the manifest. `room`: as for
+// ParseChunk. Errors: UNIMPLEMENTED UNSUPPORTED_VERSION; DATA_LOSS TRUNCATED, BAD_MAGIC, BAD_HEADER, BAD_LENGTH,
+// BAD_CHECKSUM, BAD_TIER, BAD_PADDING, BAD_SCALE; ABORTED FENCE_MISMATCH; DATA_LOSS MANIFEST_MISMATCH (names the field).
 absl::StatusOr<ChunkView> VerifyChunk(const Pieces& pieces, uint8_t* room, const DecodeTarget& target);
 
 // REQUIRES: `chunk` came from VerifyChunk with this target, and the caller has claimed it.

@@ -163,7 +163,8 @@ absl::Status Daemon::Impl::StartEngine() {
   compute_ = std::make_unique<ThreadPool>(config_.codec.threads == 0 ? cores : config_.codec.threads);
   calls_ = std::make_unique<ThreadPool>(kCallThreads);
   send_slots_ = std::make_unique<SlotPool>(config_.memory.send_slots, config_.memory.slot_bytes);
-  receive_slots_ = std::make_unique<SlotPool>(config_.memory.receive_slots, config_.memory.slot_bytes);
+  receive_slots_ = std::make_unique<SlotPool>(config_.memory.receive_slots, config_.memory.slot_bytes,
+                                              SlotPool::Backing::kNone);
 
   // Where there is none, FILE segments are refused one by one; whoever uses no files needs none.
   if (mkdir(config_.memory.shared_dir.c_str(), 0770) != 0 && errno != EEXIST) {

@@ -28,7 +28,11 @@ void Slot::Release() {
   if (pool != nullptr) pool->Return(data);
 }
 
-SlotPool::SlotPool(size_t count, size_t slot_bytes) : count_(count), slot_bytes_(slot_bytes) {
+SlotPool::SlotPool(size_t count, size_t slot_bytes, Backing backing) : count_(count), slot_bytes_(slot_bytes) {
+  if (backing == Backing::kNone) {
+    free_.assign(count, nullptr);
+    return;
+  }
   const size_t stride = (slot_bytes + kSlotAlign - 1) / kSlotAlign * kSlotAlign;
   free_.reserve(count);
   if (count == 0) return;

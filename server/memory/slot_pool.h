@@ -1,5 +1,6 @@
-// Staging memory: a fixed set of equal slots, allocated and touched once. The daemon has two pools, one to send from and
-// one to receive into, so that neither side can starve the other.
+// Staging: a fixed set of equal slots. The daemon has two pools, one to send from and one to receive by, so that neither
+// side can starve the other. Slots to send from have memory, allocated and touched once. A slot to receive by is only
+// leave for the network to hold one chunk: chunks are decoded from the buffers they came in.
 //
 // Who holds a slot: a sender from encode until its bytes left the process; a receiver's slot is reserved by a transfer
 // (a credit) from Accept until the chunk is decoded or the transfer ends. Nothing else.
@@ -27,6 +28,7 @@ class Slot {
   Slot& operator=(Slot&& other) noexcept;
   ~Slot() { Release(); }
   explicit operator bool() const { return pool_ != nullptr; }
+  // Null in a pool without memory.
   uint8_t* data() const { return data_; }
   void Release();
 
@@ -40,8 +42,10 @@ class Slot {
 // Thread-safe. REQUIRES at destruction: every slot has come back and nobody waits.
 class SlotPool {
  public:
-  // Allocates and touches count * slot_bytes, 64-byte aligned (2 MiB aligned and huge pages advised where possible).
-  SlotPool(size_t count, size_t slot_bytes);
+  enum class Backing { kMemory, kNone };
+
+  // kMemory: allocates and touches count * slot_bytes, 64-byte aligned (2 MiB aligned and huge pages advised where possible).
+  SlotPool(size_t count, size_t slot_bytes, Backing backing = Backing::kMemory);
   ~SlotPool();
 
   size_t count() const { return count_; }

@@ -1,7 +1,6 @@
 #include "server/transfer/manager.h"
 
 #include <algorithm>
-#include <cctype>
 
 #include "absl/strings/str_cat.h"
 #include "server/base/ids.h"
@@ -26,12 +25,6 @@ absl::Status Exists(const std::string& transfer_id) {
   return MakeError(absl::StatusCode::kAlreadyExists, "TRANSFER_EXISTS",
                    absl::StrCat("transfer ", transfer_id, " exists with another request, or has ended"),
                    {{"transfer_id", transfer_id}});
-}
-
-bool IsTransferId(const std::string& id) {
-  return !id.empty() && id.size() <= 128 && std::all_of(id.begin(), id.end(), [](unsigned char c) {
-    return std::isalnum(c) || c == '.' || c == '_' || c == ':' || c == '-';
-  });
 }
 
 }  // namespace
@@ -63,9 +56,9 @@ TransferSetup TransferManagerImpl::SetupOf(Role role, const Spec& spec) {
 }
 
 absl::Status TransferManagerImpl::CheckNew(const Key& key, const std::string& fingerprint) {
-  if (!IsTransferId(key.second)) {
+  if (!IsId(key.second)) {
     return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_TRANSFER_ID",
-                     "transfer_id must be 1..128 characters of A-Z a-z 0-9 . _ : -");
+                     absl::StrCat("transfer_id must be ", IdRule()));
   }
   Forget();
   if (draining_) {

@@ -41,6 +41,21 @@ TEST(SlotPool, GivesEverySlotOnceAtTheExactEdge) {
   }
 }
 
+TEST(SlotPool, WithoutMemoryItStillCounts) {
+  SlotPool pool(2, size_t{1} << 40, SlotPool::Backing::kNone);
+  EXPECT_EQ(pool.slot_bytes(), size_t{1} << 40);
+  Slot first = pool.TryAcquire(), second = pool.TryAcquire();
+  EXPECT_TRUE(first && second);
+  EXPECT_EQ(first.data(), nullptr);
+  EXPECT_FALSE(pool.TryAcquire());
+  EXPECT_EQ(pool.used(), 2u);
+  bool granted = false;
+  EXPECT_NE(pool.Acquire([&](Slot slot) { granted = static_cast<bool>(slot); }), 0u);
+  second.Release();
+  EXPECT_TRUE(granted);
+  EXPECT_EQ(pool.used(), 1u) << "the slot that was granted ended with its callback";
+}
+
 TEST(SlotPool, MovesKeepOneOwner) {
   SlotPool pool(2, 64);
   Slot a = pool.TryAcquire();

@@ -172,7 +172,7 @@ class Engine {
         control_(std::make_unique<ThreadPool>(2)),
         compute_(std::make_unique<ThreadPool>(2)),
         send_slots_(settings.slots, 2 << 20),
-        receive_slots_(settings.slots, 2 << 20),
+        receive_slots_(settings.slots, 2 << 20, SlotPool::Backing::kNone),
         backend_(ScalarBackend()) {
     PoolLimits limits;
     limits.max_owned_bytes = uint64_t{1} << 30;
