@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/format/chunk.h"
+#include "kernels/format/pieces.h"
 
 namespace spectrumkv {
 
@@ -94,6 +95,14 @@ class Backend {
   virtual EncodeResult Encode(const ChunkDims& dims, const ChunkIdentity& identity, const SourcePlane& k,
                               const SourcePlane* v, const uint8_t* tiers, Workspace* workspace, uint8_t* out,
                               uint64_t capacity) const = 0;
+
+  // As Encode for a chunk that is RAW throughout, with its words left where they are: writes header and tier map to
+  // `head` and sets `words` to the pieces of the planes that follow them on the wire. The checksum is of what the planes
+  // held, so they must not change until the chunk is sent. chunk_bytes 0: a token's values are not contiguous, or the
+  // pieces would be shorter than kMinLentBytes on average. REQUIRES: capacity of head >= kHeaderBytes + tokens + 16.
+  static constexpr size_t kMinLentBytes = 8192;
+  virtual EncodeResult FrameRaw(const ChunkDims& dims, const ChunkIdentity& identity, const SourcePlane& k,
+                                const SourcePlane* v, uint8_t* head, std::vector<Piece>* words) const = 0;
 
   // Decodes a checked chunk into planes of dtype `target`: coded values are narrowed straight to it, RAW words are
   // rounded to it (saturating) and counted where that changes them. v REQUIRED where the chunk has V.

@@ -63,6 +63,9 @@ struct CellOps {
 
   // The inverse, for any codes and any finite scales.
   void (*decode)(const CellsOut& cells, Tier tier, const Centres& centres, const uint8_t* scales, const uint8_t* codes);
+
+  // Copies words that nobody here will read soon: past the caches where that is faster.
+  void (*store)(uint8_t* to, const uint8_t* words, size_t bytes);
 };
 
 // The definition, in portable code; other instruction sets call it for head sizes they have no fast path for.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/codec/chunk_head.h"
 #include "kernels/codec/codec_math.h"
 #include "kernels/codec/escapes.h"
 #include "kernels/codec/raw_words.h"
@@ -13,16 +14,6 @@
 
 namespace spectrumkv {
 namespace {
-
-uint64_t CountNonFinite(const CellsIn& cells) {
-  uint64_t found = 0;
-  for (uint32_t t = 0; t < cells.tokens; ++t) {
-    for (uint32_t h = 0; h < cells.heads; ++h) {
-      found += CountNonFinite(cells.rows[t] + h * cells.head_stride_bytes, cells.dtype, cells.head_dim);
-    }
-  }
-  return found;
-}
 
 // The parts of a Workspace that one Encode uses.
 struct EncodeScratch {
@@ -109,26 +100,8 @@ class ChunkWriter {
   }
 
   uint64_t Finish(const ChunkIdentity& identity) {
-    ChunkHeader header{};
-    std::memcpy(header.magic, "SKV1", sizeof(header.magic));
-    header.version = 1;
-    header.header_bytes = kHeaderBytes;
-    header.fence = identity.fence;
-    header.chunk_index = identity.chunk_index;
-    header.group = identity.group;
-    header.layer = identity.layer;
-    header.token_first = identity.token_first;
-    header.token_count = static_cast<uint16_t>(dims_.tokens);
-    header.dtype = static_cast<uint8_t>(dims_.dtype);
-    header.flags = dims_.has_v ? 1 : 0;
-    header.head_count = static_cast<uint16_t>(dims_.heads);
-    header.head_dim = static_cast<uint16_t>(dims_.head_dim);
-    header.rotation = static_cast<uint16_t>(RotationOf(dims_.head_dim));
-    header.centre_tokens = kCentreTokens;
-    header.body_bytes = static_cast<uint32_t>(layout_.chunk_bytes - kHeaderBytes);
-    header.head_first = identity.head_first;
-    const uint32_t head_crc = Crc32c(0, &header, offsetof(ChunkHeader, crc32c));
-    header.crc32c = Crc32c(head_crc, out_ + kHeaderBytes, header.body_bytes);
+    ChunkHeader header = HeaderOf(dims_, identity, layout_.chunk_bytes);
+    header.crc32c = Crc32c(header.crc32c, out_ + kHeaderBytes, header.body_bytes);
     std::memcpy(out_, &header, kHeaderBytes);
     return layout_.chunk_bytes;
   }

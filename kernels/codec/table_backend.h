@@ -17,6 +17,8 @@ class TableBackend final : public Backend {
 
   EncodeResult Encode(const ChunkDims& dims, const ChunkIdentity& identity, const SourcePlane& k, const SourcePlane* v,
                       const uint8_t* tiers, Workspace* workspace, uint8_t* out, uint64_t capacity) const override;
+  EncodeResult FrameRaw(const ChunkDims& dims, const ChunkIdentity& identity, const SourcePlane& k,
+                        const SourcePlane* v, uint8_t* head, std::vector<Piece>* words) const override;
   DecodeResult Decode(const ChunkView& chunk, DType target, const TargetPlane& k, const TargetPlane* v,
                       Workspace* workspace) const override;
   void Scan(const ChunkDims& dims, const SourcePlane& plane, TokenScan* out) const override;

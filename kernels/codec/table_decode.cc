@@ -82,19 +82,29 @@ class ChunkReader {
       part.tokens = cells.tokens - done;
       const uint8_t* codes = cursors_.TakeCodes(tier, token_bytes, &part.tokens, bounce_);
       if (tier == Tier::kRaw) {
-        for (uint32_t t = 0; t < part.tokens; ++t) ReadRaw(part, part.rows[t], codes + t * token_bytes);
+        ReadRaw(part, codes, token_bytes);
       } else {
         ops_.decode(part, tier, IsRotated(tier) ? centres : Centres{}, scales + done * scale_bytes, codes);
       }
     }
   }
 
-  void ReadRaw(const CellsOut& cells, uint8_t* to, const uint8_t* words) {
-    const size_t cell_bytes = size_t{dims_.head_dim} * SizeOf(dims_.dtype);
-    if (cells.head_stride_bytes == static_cast<int64_t>(dims_.head_dim * word_)) {
-      rounded_words_ += ConvertWords(words, dims_.dtype, to, target_, size_t{dims_.heads} * dims_.head_dim);
+  // Tokens that lie one after another in the target are one copy.
+  void ReadRaw(const CellsOut& cells, const uint8_t* words, size_t token_bytes) {
+    const bool dense = cells.head_stride_bytes == static_cast<int64_t>(dims_.head_dim * word_);
+    if (!dense || target_ != dims_.dtype) {
+      for (uint32_t t = 0; t < cells.tokens; ++t) ConvertToken(cells, cells.rows[t], words + t * token_bytes);
       return;
     }
+    for (uint32_t t = 0, run = 0; t < cells.tokens; t += run) {
+      run = 1;
+      while (t + run < cells.tokens && cells.rows[t + run] == cells.rows[t + run - 1] + token_bytes) ++run;
+      ops_.store(cells.rows[t], words + t * token_bytes, run * token_bytes);
+    }
+  }
+
+  void ConvertToken(const CellsOut& cells, uint8_t* to, const uint8_t* words) {
+    const size_t cell_bytes = size_t{dims_.head_dim} * SizeOf(dims_.dtype);
     for (uint32_t h = 0; h < dims_.heads; ++h) {
       rounded_words_ +=
           ConvertWords(words + h * cell_bytes, dims_.dtype, to + h * cells.head_stride_bytes, target_, dims_.head_dim);

@@ -293,7 +293,9 @@ uint32_t Copy(const CellsIn& cells, uint8_t* words) {
   });
 }
 
-constexpr CellOps kScalarOps = {"scalar", Magnitude, Energy, Accumulate, Copy, EncodeCells, DecodeCells};
+void Store(uint8_t* to, const uint8_t* words, size_t bytes) { std::memcpy(to, words, bytes); }
+
+constexpr CellOps kScalarOps = {"scalar", Magnitude, Energy, Accumulate, Copy, EncodeCells, DecodeCells, Store};
 
 }  // namespace
 

@@ -66,8 +66,10 @@ struct SimdOps {
     });
   }
 
+  static void StoreWords(uint8_t* to, const uint8_t* words, size_t bytes) { StreamBytes(to, words, bytes); }
+
   static constexpr CellOps Table(const char* name) {
-    return CellOps{name, Magnitude, Energy, Accumulate, Copy, Encode, Decode};
+    return CellOps{name, Magnitude, Energy, Accumulate, Copy, Encode, Decode, StoreWords};
   }
 };
 

@@ -86,6 +86,28 @@ uint32_t CopyCells(const CellsIn& cells, uint8_t* words) {
   return lanes.Largest();
 }
 
+// Whole cache lines go past the caches, which saves reading them before they are overwritten. Short runs are not worth
+// the fence.
+inline void StreamBytes(uint8_t* to, const uint8_t* from, size_t bytes) {
+  constexpr size_t kWorthAFence = 2048;
+  if (bytes < kWorthAFence) {
+    __builtin_memcpy(to, from, bytes);
+    return;
+  }
+  const size_t to_line = (64 - reinterpret_cast<uintptr_t>(to) % 64) % 64;
+  const size_t head = to_line < bytes ? to_line : bytes;
+  __builtin_memcpy(to, from, head);
+  size_t at = head;
+  for (; at + 64 <= bytes; at += 64) {
+    const __m256i first = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + at));
+    const __m256i second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + at + 32));
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to + at), first);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to + at + 32), second);
+  }
+  __builtin_memcpy(to + at, from + at, bytes - at);
+  _mm_sfence();
+}
+
 // Lanes 4, 2 and 1 apart, as FoldEnergy does.
 inline float SumLanes(__m256 x) {
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));

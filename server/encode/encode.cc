@@ -43,6 +43,10 @@ void ReadGenerations(const EncodeSource& source, const ChunkCut& cut, std::vecto
   });
 }
 
+bool IsRawThroughout(const PlannedChunk& chunk) {
+  return std::all_of(chunk.tier_map.begin(), chunk.tier_map.end(), [](uint8_t tiers) { return tiers == 0; });
+}
+
 absl::Status SourceChanged(const ChunkCut& cut, const char* how) {
   return MakeError(absl::StatusCode::kFailedPrecondition, "SOURCE_CHANGED",
                    absl::StrCat("source blocks of chunk ", cut.chunk_index, " ", how, " while they were being sent"),
@@ -73,7 +77,8 @@ void FillKeptRows(const EncodeSource& source, uint32_t layer_index, PlaneId plan
 }
 
 absl::StatusOr<EncodeResult> EncodeChunk(const Backend& backend, const EncodeSource& source, const PlannedChunk& chunk,
-                                         uint64_t fence, EncodeScratch* scratch, uint8_t* out, uint64_t capacity) {
+                                         uint64_t fence, EncodeScratch* scratch, uint8_t* out, uint64_t capacity,
+                                         std::vector<Piece>* lent) {
   const ChunkCut& cut = chunk.cut;
   const PlanLayer& layer = source.shape->layers[cut.layer_index];
   const GroupSchema& group = GroupOf(source, cut.layer_index);
@@ -94,9 +99,16 @@ absl::StatusOr<EncodeResult> EncodeChunk(const Backend& backend, const EncodeSou
   const SourcePlane k = SourcePlaneOf(source, cut, PlaneId::kK, &scratch->k_rows);
   SourcePlane v;
   if (layer.has_v) v = SourcePlaneOf(source, cut, PlaneId::kV, &scratch->v_rows);
-  const EncodeResult result =
-      backend.Encode(DimsOf(layer, cut.token_count), identity, k, layer.has_v ? &v : nullptr, chunk.tier_map.data(),
-                     &scratch->workspace, out, capacity);
+  const ChunkDims dims = DimsOf(layer, cut.token_count);
+  const SourcePlane* const values = layer.has_v ? &v : nullptr;
+  EncodeResult result;
+  if (!source.hold->has_generations() && IsRawThroughout(chunk)) {
+    result = backend.FrameRaw(dims, identity, k, values, out, lent);
+  }
+  if (result.chunk_bytes == 0) {
+    lent->clear();
+    result = backend.Encode(dims, identity, k, values, chunk.tier_map.data(), &scratch->workspace, out, capacity);
+  }
   if (SourceWasWritten(source, cut, scratch)) return SourceChanged(cut, "changed");
   if (absl::Status health = source.hold->Health(); !health.ok()) return health;
   if (result.chunk_bytes == 0) {

@@ -45,8 +45,13 @@ void FillKeptRows(const EncodeSource& source, uint32_t layer_index, PlaneId plan
 // Encodes into out[0, capacity). Errors: FAILED_PRECONDITION SOURCE_CHANGED (a block's generation is odd or changed
 // while it was read, or the values are not those that were scanned), SEGMENT_FAILED; INTERNAL ENCODE_OVERFLOW. Where
 // escapes were not known, chunk_bytes other than the planned ones say that there are some: nothing to send.
+//
+// A chunk that is RAW throughout is not copied where the source's layout allows it: `lent` then says where its words lie
+// in the source's memory, to be sent after the first chunk_bytes - LentBytes(*lent) bytes of `out`. They must be sent as
+// they are now, or the receiver refuses them; a source with generations, which may be written to, is always copied.
 absl::StatusOr<EncodeResult> EncodeChunk(const Backend& backend, const EncodeSource& source, const PlannedChunk& chunk,
-                                         uint64_t fence, EncodeScratch* scratch, uint8_t* out, uint64_t capacity);
+                                         uint64_t fence, EncodeScratch* scratch, uint8_t* out, uint64_t capacity,
+                                         std::vector<Piece>* lent);
 
 // Did a source with generations change since scratch->generations_before was read, by the EncodeChunk of `cut`?
 bool SourceWasWritten(const EncodeSource& source, const ChunkCut& cut, EncodeScratch* scratch);

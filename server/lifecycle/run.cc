@@ -9,7 +9,7 @@
 #include "server/base/status.h"
 #include "server/lifecycle/daemon.h"
 #include "server/lifecycle/signals.h"
-#include "server/stream/tune_allocator.h"
+#include "server/stream/tune_process.h"
 
 namespace spectrumkv {
 namespace {
@@ -23,7 +23,7 @@ int Fail(const absl::Status& status) {
 }  // namespace
 
 void PrepareProcess() {
-  TuneAllocator();
+  TuneProcess();
   // Every segment of a pool stays open, and systems give 1024 by default for programs that use select.
   struct rlimit files = {};
   if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == files.rlim_max) return;

@@ -58,6 +58,10 @@ class BlockHold {
   // finish without its worker. OnLost tells those that may not.
   virtual absl::Status Health() const = 0;
 
+  // Keeps the memory that FillRows gave addresses of mapped, also after the hold and its pool are gone: for bytes on loan
+  // to the network. It keeps nothing else: blocks are free for others once the hold is gone.
+  virtual std::shared_ptr<const void> KeepMapped() const = 0;
+
   // `lost` is called at most once, from any thread, when the pool is lost (at once if it already is); it must return
   // quickly. Dropped with the hold.
   // A call that has begun may end after the hold is gone: capture what stays alive.

@@ -72,7 +72,7 @@ void LostNotice::Drop() {
 PoolCore::PoolCore(Config config)
     : id_(std::move(config.id)),
       schema_(std::move(config.schema)),
-      segments_(std::move(config.segments)),
+      segments_(std::make_shared<const Segments>(std::move(config.segments))),
       lease_ttl_ms_(config.lease_ttl_ms),
       events_(std::move(config.events)),
       on_gone_(std::move(config.on_gone)),
@@ -87,19 +87,19 @@ void PoolCore::PlaceTensors() {
     const GroupSchema& group = schema_.groups[g];
     for (const LayerSchema& layer : group.layers) {
       std::array<TensorPlace, 2> planes;
-      planes[0] = PlaceOf(group, layer.k, *segments_[layer.k.segment]);
-      if (layer.v) planes[1] = PlaceOf(group, *layer.v, *segments_[layer.v->segment]);
+      planes[0] = PlaceOf(group, layer.k, *(*segments_)[layer.k.segment]);
+      if (layer.v) planes[1] = PlaceOf(group, *layer.v, *(*segments_)[layer.v->segment]);
       places_[g].push_back(planes);
     }
   }
   if (schema_.generations) {
-    const uint8_t* table = segments_[schema_.generations->segment]->data() + schema_.generations->offset_bytes;
+    const uint8_t* table = (*segments_)[schema_.generations->segment]->data() + schema_.generations->offset_bytes;
     generations_ = reinterpret_cast<const uint64_t*>(table);
   }
 }
 
 bool PoolCore::SegmentFailed() const {
-  return std::any_of(segments_.begin(), segments_.end(), [](const auto& segment) { return segment->failed(); });
+  return std::any_of(segments_->begin(), segments_->end(), [](const auto& segment) { return segment->failed(); });
 }
 
 absl::Status PoolCore::LostStatus(const std::string& cause) const {
@@ -122,8 +122,8 @@ absl::Status PoolCore::CheckUsableLocked(std::optional<uint32_t> only) {
 }
 
 bool PoolCore::LookAtSegmentsLocked(std::optional<uint32_t> only) {
-  if (only.has_value()) return segments_[*only]->StillWhole();
-  return std::all_of(segments_.begin(), segments_.end(), [](const auto& segment) { return segment->StillWhole(); });
+  if (only.has_value()) return (*segments_)[*only]->StillWhole();
+  return std::all_of(segments_->begin(), segments_->end(), [](const auto& segment) { return segment->StillWhole(); });
 }
 
 void PoolCore::EndLaterLocked() {
@@ -305,7 +305,7 @@ void PoolCore::FinishIfIdle(std::unique_lock<std::mutex> lock) {
   const bool unregistered = state_ == State::kClosing;
   if (unregistered) lost_cause_ = "UNREGISTERED";
   lost_.store(true);
-  auto segments = std::exchange(segments_, {});
+  std::shared_ptr<const Segments> segments = std::exchange(segments_, std::make_shared<const Segments>());
   auto closers = std::exchange(closers_, {});
   auto streams = unregistered ? std::exchange(streams_, {}) : decltype(streams_)();
   const auto on_gone = std::exchange(on_gone_, nullptr);
@@ -314,7 +314,7 @@ void PoolCore::FinishIfIdle(std::unique_lock<std::mutex> lock) {
     if (unregistered) clock_->Cancel(lease_timer_);
   }
   lock.unlock();
-  segments.clear();
+  segments.reset();  // unmapped, unless the network still reads
   if (on_gone) on_gone();
   for (const auto& [hold_id, on_event] : streams) on_event("UNREGISTERED");
   for (const auto& [closer_id, closer] : closers) closer.done(absl::OkStatus());

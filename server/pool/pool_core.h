@@ -64,6 +64,8 @@ class PoolCore : public std::enable_shared_from_this<PoolCore> {
   // Null where the schema has none.
   const uint64_t* generations() const { return generations_; }
   bool alive() const { return !lost_.load(); }
+  // See BlockHold. REQUIRES: a hold.
+  std::shared_ptr<const void> KeepMapped() const { return segments_; }
   // OK; SEGMENT_FAILED. A failure seen here first ends the pool, on the clock's thread.
   absl::Status MemoryHealth();
   // Also POOL_LOST.
@@ -117,7 +119,8 @@ class PoolCore : public std::enable_shared_from_this<PoolCore> {
 
   const std::string id_;
   const PoolSchema schema_;
-  std::vector<std::unique_ptr<Mapping>> segments_;  // cleared when gone
+  using Segments = std::vector<std::unique_ptr<Mapping>>;
+  std::shared_ptr<const Segments> segments_;  // empty when gone
   std::vector<std::vector<std::array<TensorPlace, 2>>> places_;
   const uint64_t* generations_ = nullptr;
   const int64_t lease_ttl_ms_;

@@ -48,8 +48,8 @@ class MemoryControl final : public ControlStream {
 class MemoryData final : public DataStream {
  public:
   MemoryData(std::shared_ptr<MemoryLink> link, int side) : link_(std::move(link)), side_(side) {}
-  void SendChunk(Slot slot, size_t chunk_bytes, std::function<void(bool sent)> done) override {
-    link_->SendChunk(side_, std::move(slot), chunk_bytes, std::move(done));
+  void SendChunk(OutgoingChunk chunk, std::function<void(bool sent)> done) override {
+    link_->SendChunk(side_, std::move(chunk), std::move(done));
   }
   void Close(absl::Status status) override { link_->Close(side_, std::move(status)); }
 
@@ -110,11 +110,10 @@ void MemoryLink::SendFrame(int side, ControlFrame frame) {
   Push(side, std::move(message));
 }
 
-void MemoryLink::SendChunk(int side, Slot slot, size_t chunk_bytes, std::function<void(bool)> done) {
+void MemoryLink::SendChunk(int side, OutgoingChunk chunk, std::function<void(bool)> done) {
   Message message;
   message.kind = Message::Kind::kChunk;
-  message.slot = std::make_shared<Slot>(std::move(slot));
-  message.chunk_bytes = chunk_bytes;
+  message.chunk = std::make_shared<OutgoingChunk>(std::move(chunk));
   message.done = std::move(done);
   if (Push(side, message)) return;
   strand_.Post([self = shared_from_this(), message = std::move(message)]() mutable { Return(message, false); });
@@ -122,8 +121,8 @@ void MemoryLink::SendChunk(int side, Slot slot, size_t chunk_bytes, std::functio
 
 // Slot first, then the word that it is free.
 void MemoryLink::Return(Message& message, bool sent) {
-  if (message.slot != nullptr) message.slot->Release();
-  message.slot = nullptr;
+  if (message.chunk != nullptr) *message.chunk = {};
+  message.chunk = nullptr;
   if (message.done) message.done(sent);
   message.done = nullptr;
 }
@@ -195,7 +194,7 @@ void MemoryLink::Deliver(int from, Message message) {
     return DeliverClose(from, message.status);
   }
   FaultPoint point{names_[from],   names_[1 - from], is_data_,           open_.stream,
-                   index_[from]++, nullptr,          message.chunk_bytes};
+                   index_[from]++, nullptr,          message.chunk == nullptr ? 0 : message.chunk->bytes()};
   if (!is_data_) point.frame = &message.frame;
   const Fault fault = network_->AskHook(point);
   switch (fault.kind) {
@@ -259,8 +258,9 @@ void MemoryLink::Hand(int from, Message& message, const Fault& fault) {
     for (int i = 0; i < times; ++i) HandFrame(from, message.frame, fault);
     return;
   }
-  const uint8_t* data = message.slot->data();
-  std::vector<uint8_t> bytes(data, data + message.chunk_bytes);
+  const uint8_t* data = message.chunk->slot.data();
+  std::vector<uint8_t> bytes(data, data + message.chunk->slot_bytes);
+  for (const ByteSpan& span : message.chunk->lent) bytes.insert(bytes.end(), span.data, span.data + span.size);
   if (fault.kind == Fault::Kind::kCorrupt && !bytes.empty()) bytes[fault.byte % bytes.size()] ^= fault.mask;
   Return(message, true);
   const std::shared_ptr<DataListener> listener = data_listener_[to];

@@ -24,7 +24,7 @@ class MemoryLink : public std::enable_shared_from_this<MemoryLink> {
   void Connect();
 
   void SendFrame(int side, ControlFrame frame);
-  void SendChunk(int side, Slot slot, size_t chunk_bytes, std::function<void(bool)> done);
+  void SendChunk(int side, OutgoingChunk chunk, std::function<void(bool)> done);
   void Close(int side, absl::Status status);
   void Break();
   const std::string& name(int side) const { return names_[side]; }
@@ -33,8 +33,7 @@ class MemoryLink : public std::enable_shared_from_this<MemoryLink> {
   struct Message {
     enum class Kind { kFrame, kChunk, kClose } kind = Kind::kFrame;
     ControlFrame frame;
-    std::shared_ptr<Slot> slot;
-    size_t chunk_bytes = 0;
+    std::shared_ptr<OutgoingChunk> chunk;
     std::function<void(bool)> done;
     absl::Status status;
   };

@@ -131,7 +131,7 @@ class DataCore final : public StreamCore, public DataStream {
   void SetListener(std::shared_ptr<DataListener> listener) { listener_ = std::move(listener); }
   void SendOpen(const DataOpenFrame& open);
   void ExpectOpen();
-  void SendChunk(Slot slot, size_t chunk_bytes, std::function<void(bool sent)> done) override;
+  void SendChunk(OutgoingChunk chunk, std::function<void(bool sent)> done) override;
   void Close(absl::Status status) override { CloseWith(status); }
 
  private:

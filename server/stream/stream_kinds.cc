@@ -1,5 +1,6 @@
 // Control and Data streams on top of StreamCore.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -74,12 +75,12 @@ void ControlCore::HandleClosed(const absl::Status& status) {
   if (listener != nullptr) listener->OnClosed(status);
 }
 
-// A slot on loan to gRPC; the slice over it owns this.
+// A chunk on loan to gRPC; the slices over it own this together.
 struct DataCore::LentChunk {
   std::shared_ptr<DataCore> core;
-  Slot slot;
+  OutgoingChunk chunk;
   std::function<void(bool sent)> done;
-  bool refused = false;
+  std::atomic<size_t> slices;
 };
 
 DataCore::DataCore(StreamEnv* env, Side side, std::string peer, PeerAcceptor* acceptor)
@@ -95,24 +96,32 @@ void DataCore::ExpectOpen() {
                                                      "the Data stream did not begin with DataOpen in time"));
 }
 
-void DataCore::SendChunk(Slot slot, size_t chunk_bytes, std::function<void(bool sent)> done) {
+void DataCore::SendChunk(OutgoingChunk chunk, std::function<void(bool sent)> done) {
   ChunkBegins();
-  auto* lent = new LentChunk{std::static_pointer_cast<DataCore>(shared_from_this()), std::move(slot), std::move(done)};
   uint8_t prefix[kMaxChunkPrefixBytes];
-  const size_t prefix_bytes = WriteChunkPrefix(chunk_bytes, prefix);
-  const grpc::Slice slices[2] = {grpc::Slice(prefix, prefix_bytes),
-                                 grpc::Slice(lent->slot.data(), chunk_bytes, &DataCore::ReturnLent, lent)};
-  Enqueue(grpc::ByteBuffer(slices, 2));
+  const size_t prefix_bytes = WriteChunkPrefix(chunk.bytes(), prefix);
+  const size_t pieces = 1 + chunk.lent.size();
+  auto* lent = new LentChunk{std::static_pointer_cast<DataCore>(shared_from_this()), std::move(chunk), std::move(done),
+                             pieces};
+  std::vector<grpc::Slice> slices;
+  slices.reserve(1 + pieces);
+  slices.emplace_back(prefix, prefix_bytes);
+  slices.emplace_back(lent->chunk.slot.data(), lent->chunk.slot_bytes, &DataCore::ReturnLent, lent);
+  for (const ByteSpan& span : lent->chunk.lent) {
+    slices.emplace_back(const_cast<uint8_t*>(span.data), span.size, &DataCore::ReturnLent, lent);
+  }
+  Enqueue(grpc::ByteBuffer(slices.data(), slices.size()));
 }
 
-// The end of the slice: on any thread, inside any call of gRPC's.
+// The end of a slice: on any thread, inside any call of gRPC's.
 void DataCore::ReturnLent(void* lent_chunk) {
   auto* lent = static_cast<LentChunk*>(lent_chunk);
+  if (lent->slices.fetch_sub(1) != 1) return;
   const bool sent = !lent->core->failed();
   StreamEnv* env = lent->core->env_;
   env->PostEnd([lent, sent] {
     const std::unique_ptr<LentChunk> owned(lent);
-    owned->slot.Release();
+    owned->chunk = {};
     if (owned->done) owned->done(sent);
     owned->done = nullptr;
     owned->core->ChunkEnds();

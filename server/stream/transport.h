@@ -25,6 +25,20 @@ struct ByteSpan {
   size_t size = 0;
 };
 
+// What one chunk is sent from: the first slot_bytes of a slot, then `lent`, which lies in memory that `mapped` keeps.
+struct OutgoingChunk {
+  Slot slot;
+  size_t slot_bytes = 0;
+  std::vector<ByteSpan> lent;
+  std::shared_ptr<const void> mapped;
+
+  size_t bytes() const {
+    size_t sum = slot_bytes;
+    for (const ByteSpan& span : lent) sum += span.size;
+    return sum;
+  }
+};
+
 // Bytes of one received chunk, wherever the transport holds them: not copied on their way from the network to here.
 class ReceivedChunk {
  public:
@@ -67,11 +81,11 @@ class DataListener {
 class DataStream {
  public:
   virtual ~DataStream() = default;
-  // Lends the first chunk_bytes of the slot to the network without a copy. `done` comes exactly once, when the bytes
-  // are no longer needed (true) or will never be sent (false); the slot is released just before. At most 4 may be
+  // Lends the chunk to the network without a copy. `done` comes exactly once, when the bytes are no longer needed (true)
+  // or will never be sent (false); slot and mapping are released just before. At most 4 may be
   // outstanding per stream. OnClosed comes after every `done`, save where a peer has stopped reading and the network
   // holds on to chunks for more than two seconds.
-  virtual void SendChunk(Slot slot, size_t chunk_bytes, std::function<void(bool sent)> done) = 0;
+  virtual void SendChunk(OutgoingChunk chunk, std::function<void(bool sent)> done) = 0;
   // As ControlStream::Close; waits for queued chunks only when status is OK.
   virtual void Close(absl::Status status) = 0;
 };

@@ -268,7 +268,7 @@ void SenderTransfer::StartEncode(uint32_t chunk_index, Slot slot) {
   }
   parts().compute->Post([this, self = shared_from_this(), job = std::move(job)]() mutable {
     Encode(&job);
-    Dispatch([this, job = std::move(job)] {
+    Dispatch([this, job = std::move(job)]() mutable {
       TakeEncoded(job);
       Pump();
     });
@@ -281,15 +281,15 @@ void SenderTransfer::Encode(EncodeJob* job) {
   const int64_t begin_ns = NowNs();
   const PlannedChunk& planned = planned_[job->chunk_index];
   job->result = EncodeChunk(*parts().backend, encode_source_, planned, job->fence, &ThreadEncodeScratch(),
-                            job->slot->data(), parts().send_slots->slot_bytes());
+                            job->slot->data(), parts().send_slots->slot_bytes(), &job->lent);
   job->seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
-  if (job->result.ok()) {
+  if (job->result.ok() && job->lent.empty()) {
     SampleReconstruction(parts(), encode_source_, planned.cut, job->slot->data(), job->result->chunk_bytes);
   }
   gate_.Leave();
 }
 
-void SenderTransfer::TakeEncoded(const EncodeJob& job) {
+void SenderTransfer::TakeEncoded(EncodeJob& job) {
   --encoding_;
   if (terminal()) return;
   if (!job.result.ok()) return Fail(job.result.status());
@@ -306,7 +306,7 @@ void SenderTransfer::TakeEncoded(const EncodeJob& job) {
     UpdateReport([&](TransferReport& r) { r.nonfinite_values += job.result->nonfinite_values; });
     parts().metrics->AddNonfiniteValues(job.result->nonfinite_values);
   }
-  encoded_.push_back({job.chunk_index, job.result->chunk_bytes, job.slot});
+  encoded_.push_back({job.chunk_index, job.result->chunk_bytes, std::move(job.slot), std::move(job.lent)});
 }
 
 void SenderTransfer::HandToNetwork() {
@@ -333,13 +333,27 @@ void SenderTransfer::HandToNetwork() {
     parts().metrics->CountChunk(MetricRole::kSender, kv_bytes, chunk.bytes);
     const int64_t begin_ns = NowNs();
     link_.data[stream]->SendChunk(
-        std::move(*chunk.slot), chunk.bytes,
+        ToSend(std::move(chunk)),
         [this, self = shared_from_this(), attempt = attempt_.load(), stream, begin_ns](bool sent) {
           const double seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
           Dispatch([this, attempt, stream, sent, seconds] { OnSent(attempt, stream, sent, seconds); });
         });
     if (handed_ == chunk_state_.size()) Apply(Event::kDataComplete);
   }
+}
+
+OutgoingChunk SenderTransfer::ToSend(Encoded encoded) const {
+  OutgoingChunk chunk;
+  chunk.slot = std::move(*encoded.slot);
+  chunk.slot_bytes = encoded.bytes;
+  if (encoded.lent.empty()) return chunk;
+  chunk.mapped = source_->KeepMapped();
+  chunk.lent.reserve(encoded.lent.size());
+  for (const Piece& piece : encoded.lent) {
+    chunk.lent.push_back({piece.data, piece.size});
+    chunk.slot_bytes -= piece.size;
+  }
+  return chunk;
 }
 
 void SenderTransfer::OnSent(uint32_t attempt, uint32_t stream, bool sent, double seconds) {

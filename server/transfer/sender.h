@@ -74,13 +74,14 @@ class SenderTransfer final : public Transfer {
     uint32_t attempt;
     uint64_t fence;
     std::shared_ptr<Slot> slot;
+    std::vector<Piece> lent;
     absl::StatusOr<EncodeResult> result = absl::CancelledError("the transfer has ended");
     double seconds = 0;
   };
   // On the compute executor, or at once if the chunk is small.
   void StartEncode(uint32_t chunk_index, Slot slot);
   void Encode(EncodeJob* job);
-  void TakeEncoded(const EncodeJob& job);
+  void TakeEncoded(EncodeJob& job);
   void HandToNetwork();
   void OnSent(uint32_t attempt, uint32_t stream, bool sent, double seconds);
   void PutBack(uint32_t chunk_index);
@@ -90,7 +91,9 @@ class SenderTransfer final : public Transfer {
     uint32_t chunk_index;
     uint64_t bytes;
     std::shared_ptr<Slot> slot;
+    std::vector<Piece> lent;
   };
+  OutgoingChunk ToSend(Encoded encoded) const;
 
   std::unique_ptr<BlockHold> source_;
   const Policy policy_;

@@ -27,7 +27,7 @@
 #include "server/stream/data_codec.h"
 #include "server/stream/grpc_transport.h"
 #include "server/stream/peer_server.h"
-#include "server/stream/tune_allocator.h"
+#include "server/stream/tune_process.h"
 
 namespace spectrumkv {
 namespace {
@@ -138,7 +138,7 @@ class Pumper {
       if (stop_) break;
       ++outstanding_;
       lock.unlock();
-      stream_->SendChunk(pool_->TryAcquire(), chunk_bytes_, [this](bool) {
+      stream_->SendChunk({pool_->TryAcquire(), chunk_bytes_, {}, nullptr}, [this](bool) {
         std::lock_guard<std::mutex> done_lock(mutex_);
         --outstanding_;
         changed_.notify_all();
@@ -234,7 +234,7 @@ int RunStreamBench(int argc, char** argv) {
     std::fprintf(stderr, "--seconds must be above 0 and at most 60\n");
     return 2;
   }
-  TuneAllocator();
+  TuneProcess();
   std::printf("Loopback, both ends in this process. GB/s (CPU seconds per GB, both ends).\n");
   std::printf("%8s %8s %16s %16s %7s %16s\n", "chunk", "streams", "plain TCP", "chunk streams", "ratio",
               "blocking writer");

@@ -142,6 +142,26 @@ class CodecDifferentialTest : public ::testing::TestWithParam<uint32_t> {
     std::memcpy(chunk->data() + 60, &crc, sizeof(crc));
   }
 
+  // A RAW chunk whose words stay in the planes is the chunk that Encode writes.
+  void ExpectRawFramed(const ChunkDims& dims, const Plane& k, const Plane& v, const Backend& backend) {
+    const std::vector<uint8_t> tiers(dims.tokens, 0);
+    const Encoded expected = Encode(*ScalarBackend(), dims, k, v, tiers, MaxChunkBytes(dims));
+    const SourcePlane k_plane = k.source(), v_plane = v.source();
+    std::vector<uint8_t> chunk(kHeaderBytes + (dims.tokens + 15) / 16 * 16);
+    std::vector<Piece> words{{chunk.data(), 1}};
+    const EncodeResult result = backend.FrameRaw(dims, ChunkIdentity{77, 5, 2, 9, 640, 8}, k_plane,
+                                                 dims.has_v ? &v_plane : nullptr, chunk.data(), &words);
+    if (result.chunk_bytes == 0) return;
+    ++framed_;
+    size_t lent = 0;
+    for (const Piece& piece : words) {
+      lent += piece.size;
+      chunk.insert(chunk.end(), piece.data, piece.data + piece.size);
+    }
+    EXPECT_GE(lent, words.size() * Backend::kMinLentBytes);
+    ExpectSameEncoding(Encoded{result, chunk}, expected);
+  }
+
   void RunCase(const ChunkDims& dims, const std::vector<const Backend*>& others) {
     Plane k(dims, dims.dtype, RandomLayout(), RandomMisalignment(), 0);
     Plane v(dims, dims.dtype, RandomLayout(), RandomMisalignment(), 0);
@@ -150,6 +170,7 @@ class CodecDifferentialTest : public ::testing::TestWithParam<uint32_t> {
     const std::vector<uint8_t> tiers = RandomTiers(dims, &rng_);
     const Encoded expected = Encode(*ScalarBackend(), dims, k, v, tiers, MaxChunkBytes(dims));
     ASSERT_NE(expected.result.chunk_bytes, 0u);
+    ExpectRawFramed(dims, k, v, *ScalarBackend());
     std::vector<TokenScan> expected_scan(dims.tokens), scan(dims.tokens);
     ScalarBackend()->Scan(dims, k.source(), expected_scan.data());
     for (const Backend* backend : others) {
@@ -158,6 +179,7 @@ class CodecDifferentialTest : public ::testing::TestWithParam<uint32_t> {
       for (int round = 0; round < 2; ++round) {
         ExpectSameEncoding(Encode(*backend, dims, k, v, tiers, expected.chunk.size()), expected);
       }
+      ExpectRawFramed(dims, k, v, *backend);
       backend->Scan(dims, k.source(), scan.data());
       for (uint32_t t = 0; t < dims.tokens; ++t) {
         ASSERT_EQ(scan[t].escape, expected_scan[t].escape) << "token " << t;
@@ -173,6 +195,7 @@ class CodecDifferentialTest : public ::testing::TestWithParam<uint32_t> {
 
   static inline uint64_t seed_ = 0;
   std::mt19937_64 rng_;
+  uint64_t framed_ = 0;
 };
 
 TEST_P(CodecDifferentialTest, AllBackendsAgree) {
@@ -188,6 +211,21 @@ TEST_P(CodecDifferentialTest, AllBackendsAgree) {
         if (HasFatalFailure()) return;
       }
     }
+  }
+}
+
+// Dense planes are framed, others are not; pieces end where the next token lies elsewhere.
+TEST_P(CodecDifferentialTest, RawIsFramedWhereTokensAreContiguous) {
+  for (Layout layout : kLayouts) {
+    const ChunkDims dims{70, 2, GetParam(), DType::kFloat32, true};
+    Plane k(dims, dims.dtype, layout, RandomMisalignment(), 0), v(dims, dims.dtype, layout, RandomMisalignment(), 0);
+    FillRandom(&k, dims, &rng_);
+    FillRandom(&v, dims, &rng_);
+    framed_ = 0;
+    ExpectRawFramed(dims, k, v, *ScalarBackend());
+    const bool dense = layout == Layout::kTokenMajor;
+    const size_t plane_bytes = size_t{dims.tokens} * dims.heads * dims.head_dim * 4;
+    EXPECT_EQ(framed_ > 0, dense && plane_bytes >= Backend::kMinLentBytes) << static_cast<int>(layout);
   }
 }
 

@@ -79,7 +79,8 @@ class Reconstruction : public PoolTest {
     const ChunkDims dims = DimsOf(shape_.layers[0], kTokens);
     chunk.chunk_bytes = ChunkBytes(dims, CountTiers(chunk.tier_map.data(), kTokens, dims.has_v));
     bytes_.resize(MaxChunkBytes(dims));
-    const auto result = EncodeChunk(*backend_, source(), chunk, 99, &scratch_, bytes_.data(), bytes_.size());
+    std::vector<Piece> lent;
+    const auto result = EncodeChunk(*backend_, source(), chunk, 99, &scratch_, bytes_.data(), bytes_.size(), &lent);
     ASSERT_TRUE(result.ok()) << result.status();
     bytes_.resize(result->chunk_bytes);
   }

@@ -312,6 +312,22 @@ TEST_F(RegistryTest, UnregisterWaitsForHolds) {
   EXPECT_EQ(clock_.pending(), 0u);
 }
 
+TEST_F(RegistryTest, MemoryOnLoanToTheNetworkOutlivesThePoolAndHoldsUpNothing) {
+  const std::string pool = Register(MakeSchema("lpbthd"));
+  auto hold = Source(pool, Blocks({{0, 1}}), 4);
+  uint8_t* row = nullptr;
+  hold->FillRows(0, 0, PlaneId::kK, 3, 1, &row);
+  row[0] = 42;
+  const std::shared_ptr<const void> kept = hold->KeepMapped();
+  hold.reset();
+  EXPECT_NE(Target(pool, Blocks({{0, 1}}), 4), nullptr) << "the block is free";
+  bool done = false;
+  registry_->Unregister(pool, kEpoch, 5000, [&done](const absl::Status& status) { done = status.ok(); });
+  EXPECT_TRUE(done);
+  EXPECT_TRUE(registry_->List().empty());
+  EXPECT_EQ(row[0], 42);  // under ASan, and by SIGSEGV, no longer mapped memory would tell
+}
+
 TEST_F(RegistryTest, UnregisterGivesUpAndThePoolStays) {
   const std::string pool = Register(MakeSchema("lpbthd"));
   auto hold = Source(pool, Blocks({{0, 1}}), 1);

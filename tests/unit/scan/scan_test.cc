@@ -20,6 +20,10 @@ class ByteBackend final : public Backend {
                       Workspace*, uint8_t*, uint64_t) const override {
     return {};
   }
+  EncodeResult FrameRaw(const ChunkDims&, const ChunkIdentity&, const SourcePlane&, const SourcePlane*, uint8_t*,
+                        std::vector<Piece>*) const override {
+    return {};
+  }
   DecodeResult Decode(const ChunkView&, DType, const TargetPlane&, const TargetPlane*, Workspace*) const override {
     return {};
   }

@@ -125,7 +125,7 @@ TEST_F(GrpcTest, UnreachablePeersAreToldInTime) {
     auto data_stream = transport->OpenData(address, OpenOf(0), data);
     Slot slot = pool_.TryAcquire();
     std::atomic<int> unsent{0};
-    data_stream->SendChunk(std::move(slot), 1000, [&](bool sent) { unsent += sent ? 100 : 1; });
+    data_stream->SendChunk({std::move(slot), 1000, {}, nullptr}, [&](bool sent) { unsent += sent ? 100 : 1; });
     for (Recorder* recorder : {control.get(), data.get()}) {
       const absl::Status status = recorder->WaitClosed();
       EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << address << ": " << status;
@@ -359,7 +359,7 @@ TEST_F(GrpcTest, APeerThatNeverReadsBlocksNobody) {
       Slot slot = pool_.TryAcquire();
       ASSERT_TRUE(slot);
       ++begun;
-      lazy.stream->SendChunk(std::move(slot), size_t{1} << 20, [&](bool) { ++done; });
+      lazy.stream->SendChunk({std::move(slot), size_t{1} << 20, {}, nullptr}, [&](bool) { ++done; });
     } else {
       std::this_thread::sleep_for(milliseconds(1));
     }
@@ -395,7 +395,7 @@ TEST_F(GrpcTest, NothingIsCalledAfterShutdown) {
       controls.push_back(transport->OpenControl(server_->address(), listeners.back()));
       listeners.push_back(std::make_shared<Recorder>());
       datas.push_back(transport->OpenData(server_->address(), OpenOf(i), listeners.back()));
-      datas.back()->SendChunk(pool_.TryAcquire(), size_t{1} << 20, [&](bool) { ++done; });
+      datas.back()->SendChunk({pool_.TryAcquire(), size_t{1} << 20, {}, nullptr}, [&](bool) { ++done; });
     }
     const auto begin = steady_clock::now();
     if (server_first) server_->Shutdown();

@@ -30,7 +30,7 @@ class MemoryFaults : public testing::Test {
     for (uint8_t i = 0; i < 6; ++i) {
       Slot slot = pool_.TryAcquire();
       slot.data()[0] = i;
-      data->SendChunk(std::move(slot), 1, [this](bool sent) { sent ? ++sent_ : ++unsent_; });
+      data->SendChunk({std::move(slot), 1, {}, nullptr}, [this](bool sent) { sent ? ++sent_ : ++unsent_; });
     }
     data->Close(absl::OkStatus());
     executor_.RunAll();

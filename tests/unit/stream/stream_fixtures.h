@@ -1,6 +1,7 @@
 // Listeners that record, and an acceptor made of them.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -181,8 +182,9 @@ class ChunkSender {
   ChunkSender(SlotPool* pool, std::shared_ptr<DataStream> stream) : pool_(pool), stream_(std::move(stream)) {}
   ~ChunkSender() { WaitIdle(); }
 
-  // False when a slot or a `done` did not come in time.
-  bool Send(uint32_t number, size_t bytes) {
+  // False when a slot or a `done` did not come in time. lent_pieces: of how many pieces of other memory the second half
+  // of the chunk is sent.
+  bool Send(uint32_t number, size_t bytes, size_t lent_pieces = 0) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
       if (!changed_.wait_for(lock, std::chrono::seconds(15), [&] { return begun_ - done_ < 4; })) return false;
@@ -199,7 +201,9 @@ class ChunkSender {
       ++begun_;
     }
     auto once = std::make_shared<int>(0);
-    stream_->SendChunk(std::move(slot), bytes, [this, once](bool sent) {
+    OutgoingChunk chunk{std::move(slot), bytes, {}, nullptr};
+    if (lent_pieces > 0) Lend(lent_pieces, &chunk);
+    stream_->SendChunk(std::move(chunk), [this, once](bool sent) {
       std::lock_guard<std::mutex> lock(mutex_);
       if (++*once != 1) ++twice_;
       ++done_;
@@ -212,6 +216,10 @@ class ChunkSender {
     std::unique_lock<std::mutex> lock(mutex_);
     return changed_.wait_for(lock, std::chrono::seconds(15), [&] { return begun_ == done_; });
   }
+  // Memory that was lent and is still kept.
+  size_t kept() const { return static_cast<size_t>(std::count_if(lent_.begin(), lent_.end(), [](const auto& memory) {
+    return !memory.expired();
+  })); }
   size_t sent() { return Locked(sent_); }
   size_t done() { return Locked(done_); }
   size_t twice() { return Locked(twice_); }
@@ -228,6 +236,20 @@ class ChunkSender {
   static uint8_t Byte(uint32_t number, size_t i) { return static_cast<uint8_t>(number * 131 + i * 7 + (i >> 8)); }
 
  private:
+  void Lend(size_t pieces, OutgoingChunk* chunk) {
+    const size_t half = chunk->slot_bytes / 2;
+    const auto memory = std::make_shared<std::vector<uint8_t>>(chunk->slot.data() + half,
+                                                               chunk->slot.data() + chunk->slot_bytes);
+    std::memset(chunk->slot.data() + half, 0xEE, memory->size());
+    chunk->slot_bytes = half;
+    const size_t step = (memory->size() + pieces - 1) / pieces;
+    for (size_t at = 0; at < memory->size(); at += step) {
+      chunk->lent.push_back({memory->data() + at, std::min(step, memory->size() - at)});
+    }
+    chunk->mapped = memory;
+    lent_.push_back(memory);
+  }
+
   size_t Locked(const size_t& value) {
     std::lock_guard<std::mutex> lock(mutex_);
     return value;
@@ -237,6 +259,7 @@ class ChunkSender {
   std::mutex mutex_;
   std::condition_variable changed_;
   size_t begun_ = 0, done_ = 0, sent_ = 0, twice_ = 0;
+  std::vector<std::weak_ptr<std::vector<uint8_t>>> lent_;
 };
 
 inline bool WaitUntil(const std::function<bool()>& done, int ms = 10'000) {

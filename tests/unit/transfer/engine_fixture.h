@@ -126,6 +126,10 @@ class GatedBackend final : public Backend {
                       const uint8_t* tiers, Workspace* workspace, uint8_t* out, uint64_t capacity) const override {
     return inner_->Encode(dims, identity, k, v, tiers, workspace, out, capacity);
   }
+  EncodeResult FrameRaw(const ChunkDims& dims, const ChunkIdentity& identity, const SourcePlane& k,
+                        const SourcePlane* v, uint8_t* head, std::vector<Piece>* words) const override {
+    return inner_->FrameRaw(dims, identity, k, v, head, words);
+  }
   DecodeResult Decode(const ChunkView& chunk, DType target, const TargetPlane& k, const TargetPlane* v,
                       Workspace* workspace) const override {
     {
