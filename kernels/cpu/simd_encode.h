@@ -10,6 +10,7 @@
 #include "kernels/cpu/simd_fold.h"
 #include "kernels/cpu/simd_passes.h"
 #include "kernels/cpu/simd_scales.h"
+#include "kernels/format/chunk.h"
 
 namespace spectrumkv {
 namespace {
@@ -120,7 +121,8 @@ uint32_t EncodePlain(const CellsIn& cells, uint8_t* scales, uint8_t* codes) {
   const uint32_t most = fit == 0 ? kGroupCells : fit < kBurstCells ? fit : kBurstCells;
   MagnitudeLanes<kType> all;
   CellCursor measured(cells), coded(cells);
-  Prefetcher prefetcher(cells, 2 * kBurstBytes);
+  const uint32_t token_bytes = cells.heads * head_dim * WordBytes(kType);
+  Prefetcher<Rows::kScattered> prefetcher(cells, 2 * kBurstBytes <= token_bytes ? 1 : 2 * kBurstBytes / token_bytes);
   for (uint32_t left = cells.tokens * cells.heads, burst = 0; left != 0; left -= burst) {
     burst = left < most ? left : most;
     for (uint32_t first = 0; first < burst; first += kGroupCells) {
@@ -183,6 +185,15 @@ __attribute__((noinline)) void QuantiseRotated(const float* z, const float* reci
   }
 }
 
+// Tokens behind whose centre is subtracted are asked for while these are worked on: the next centre is a sum over them,
+// which would wait for memory, and while arithmetic goes on memory is idle. Larger runs would not stay in the cache.
+constexpr uint32_t kMaxAheadBytes = 256 << 10;
+
+inline uint32_t TokensAhead(const CellsIn& cells) {
+  const uint64_t run_bytes = uint64_t{cells.heads} * cells.head_dim * WordBytes(cells.dtype) * kCentreTokens;
+  return run_bytes <= kMaxAheadBytes ? kCentreTokens : UINT32_MAX / 2;  // beyond the last: none
+}
+
 // A group's scales are computed while the codes of the group before are made.
 template <typename V, DType kType, bool kCentred>
 uint32_t EncodeRotated(const CellsIn& cells, Tier tier, const float* means, uint8_t* scales, uint8_t* codes) {
@@ -204,9 +215,14 @@ uint32_t EncodeRotated(const CellsIn& cells, Tier tier, const float* means, uint
   alignas(32) float reciprocals[2][kGroupCells];
   GroupIn group;
   CellReader reader(cells);
+  CellCursor prefetched(cells);
+  Prefetcher<Rows::kAll> prefetcher(cells, TokensAhead(cells));
   for (uint32_t g = 0, before = 0; reader.left() != 0 || before != 0; ++g) {
     const uint32_t count = reader.left() < most ? reader.left() : most;
     if (count != 0) {
+      if constexpr (kCentred) {
+        for (uint32_t i = 0; i < count; ++i, prefetched.Next()) prefetcher.At(prefetched.token(), prefetched.head());
+      }
       reader.Next(most, means, &group);
       const __m256 absmax = rotate(group, z[g & 1], &magnitudes);
       if (tier == Tier::kQ8) {

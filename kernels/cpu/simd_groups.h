@@ -36,16 +36,22 @@ struct GroupOut {
   bool clamp;  // a value may be beyond the largest float16
 };
 
+// Which rows a Prefetcher asks for.
+enum class Rows {
+  kScattered,  // those that do not follow the row before them: elsewhere the hardware does it better
+  kAll,
+};
+
 // Asks for cells before they are read, into the second-level cache: the first has too few places for lines that are on
-// their way from memory. Only rows that do not follow the row before them: elsewhere the hardware does it better.
+// their way from memory.
+template <Rows kRows>
 class Prefetcher {
  public:
-  Prefetcher(const CellsIn& cells, uint32_t distance_bytes)
-      : cells_(cells), cell_bytes_(cells.head_dim * WordBytes(cells.dtype)) {
-    const uint32_t token_bytes = cells.heads * cell_bytes_;
-    distance_ = distance_bytes <= token_bytes ? 1 : distance_bytes / token_bytes;
-    last_ = cells.tokens + cells.ahead;
-  }
+  Prefetcher(const CellsIn& cells, uint32_t distance_tokens)
+      : cells_(cells),
+        cell_bytes_(cells.head_dim * WordBytes(cells.dtype)),
+        distance_(distance_tokens),
+        last_(cells.tokens + cells.ahead) {}
 
   // Called as cell (token, head) is read.
   SPECTRUMKV_SIMD_INLINE void At(uint32_t token, uint32_t head) {
@@ -60,6 +66,7 @@ class Prefetcher {
  private:
   const uint8_t* LaterRow(uint32_t token) const {
     if (token >= last_) return nullptr;
+    if (kRows == Rows::kAll) return cells_.rows[token];
     const uint8_t *row = cells_.rows[token], *before = cells_.rows[token - 1];
     const uintptr_t step =
         reinterpret_cast<uintptr_t>(row) - reinterpret_cast<uintptr_t>(before);  // huge where it goes back
@@ -68,7 +75,7 @@ class Prefetcher {
 
   const CellsIn& cells_;
   const uint32_t cell_bytes_;
-  uint32_t distance_, last_;  // tokens
+  const uint32_t distance_, last_;  // tokens
   const uint8_t* later_ = nullptr;
 };
 
