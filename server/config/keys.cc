@@ -159,7 +159,7 @@ std::vector<KeySpec> MakeServerKeys() {
        1e9,
        {},
        "One chunk in so many is decoded again by the sender, to measure what coding lost "
-       "(spectrumkv_reconstruction_error_ratio). Each costs about as long as a slow encode. 0: none."},
+       "(spectrumkv_reconstruction_error_ratio). 0: none."},
   };
 }
 

@@ -49,7 +49,8 @@ TierSums SumPlane(const ChunkView& chunk, PlaneId id, const SourcePlane& plane, 
   TierSums sums;
   const ChunkDims& dims = chunk.dims;
   const size_t token_bytes = size_t{dims.heads} * dims.head_dim * SizeOf(dims.dtype);
-  for (uint32_t t = 0; t < dims.tokens; ++t, decoded += token_bytes) {
+  const uint32_t step = (dims.tokens + kSampledTokens - 1) / kSampledTokens;
+  for (uint32_t t = 0; t < dims.tokens; t += step, decoded += step * token_bytes) {
     const uint8_t map = chunk.tier_map()[t];
     Sums* of_tier = &sums[static_cast<size_t>(id == PlaneId::kK ? TierOfK(map) : TierOfV(map))];
     switch (dims.dtype) {

@@ -1,5 +1,4 @@
-// What coding lost: a coded chunk is decoded again on the sender and compared with its source. For sampled chunks: it
-// costs about as much as a scalar encode.
+// What coding lost: a coded chunk is decoded again on the sender and compared with its source. For sampled chunks.
 #pragma once
 
 #include <array>
@@ -11,7 +10,10 @@
 
 namespace spectrumkv {
 
-// By tier id, of the tokens whose K (or V) travels at that tier: root mean square error over the root mean square of
+// Tokens of a chunk that are compared, at equal distances: plain code for a few values.
+inline constexpr uint32_t kSampledTokens = 64;
+
+// By tier id, of the tokens compared whose K (or V) travels at that tier: root mean square error over the root mean square of
 // the originals, as decoded to the source's data type. Nothing for a tier without tokens. Values that are not finite
 // are left out; a plane of zeros that stay zeros has error 0.
 struct ReconstructionError {

@@ -13,8 +13,6 @@
 namespace spectrumkv {
 namespace {
 
-constexpr uint32_t kTokens = 21;  // 6 blocks of 4, the last one used in part
-
 class Reconstruction : public PoolTest {
  protected:
   Reconstruction() {
@@ -55,10 +53,10 @@ class Reconstruction : public PoolTest {
         Put(plane, block, data);
       }
     }
-    hold_ = Source(pool_, Blocks({{5, 1}, {0, 4}, {7, 1}}), kTokens);
+    hold_ = Source(pool_, Blocks({{5, 1}, {0, 4}, {7, 1}}), tokens_);
     shape_ = {};
-    shape_.token_count = kTokens;
-    shape_.kept = {{0, kTokens}};
+    shape_.token_count = tokens_;
+    shape_.kept = {{0, tokens_}};
     shape_.layers = {PlanLayer{0, 0, group.head_count, group.head_dim, group.dtype, group.layers[0].v.has_value()}};
   }
   void Put(PlaneId plane, uint64_t block, const std::string& data) {
@@ -72,12 +70,12 @@ class Reconstruction : public PoolTest {
   void Encode() {
     PlannedChunk chunk;
     chunk.cut = cut();
-    for (uint32_t t = 0; t < kTokens; ++t) {
+    for (uint32_t t = 0; t < tokens_; ++t) {
       const Tier v = shape_.layers[0].has_v ? static_cast<Tier>(t / 3 % kTierCount) : Tier::kRaw;
       chunk.tier_map.push_back(TierMapByte(static_cast<Tier>(t % kTierCount), v));
     }
-    const ChunkDims dims = DimsOf(shape_.layers[0], kTokens);
-    chunk.chunk_bytes = ChunkBytes(dims, CountTiers(chunk.tier_map.data(), kTokens, dims.has_v));
+    const ChunkDims dims = DimsOf(shape_.layers[0], tokens_);
+    chunk.chunk_bytes = ChunkBytes(dims, CountTiers(chunk.tier_map.data(), tokens_, dims.has_v));
     bytes_.resize(MaxChunkBytes(dims));
     std::vector<Piece> lent;
     const auto result = EncodeChunk(*backend_, source(), chunk, 99, &scratch_, bytes_.data(), bytes_.size(), &lent);
@@ -111,7 +109,7 @@ class Reconstruction : public PoolTest {
     bool any[kTierCount] = {};
     const TensorSchema& tensor =
         plane == PlaneId::kK ? schema_.groups[0].layers[0].k : *schema_.groups[0].layers[0].v;
-    for (uint32_t t = 0; t < dims.tokens; ++t) {
+    for (uint32_t t = 0; t < dims.tokens; t += compared_step_) {
       const uint8_t map = view.tier_map()[t];
       const auto tier = static_cast<size_t>(plane == PlaneId::kK ? TierOfK(map) : TierOfV(map));
       any[tier] = true;
@@ -142,6 +140,8 @@ class Reconstruction : public PoolTest {
     }
   }
 
+  uint32_t tokens_ = 21;  // 6 blocks of 4, the last one used in part
+  uint32_t compared_step_ = 1;
   BackendRegistry backends_;
   const Backend* backend_ = nullptr;
   PoolSchema schema_;
@@ -180,6 +180,18 @@ TEST_F(Reconstruction, IsThatOfThePlainSumsInEveryLayoutAndType) {
   }
 }
 
+TEST_F(Reconstruction, AFewTokensOfALongChunkAreCompared) {
+  Geometry geometry;
+  geometry.block_tokens = 40;
+  tokens_ = 210;
+  compared_step_ = 4;  // 53 tokens; 3 would be 70
+  Fill("lpbthd", geometry);
+  Encode();
+  const ReconstructionError error = Measure();
+  ExpectSame(error.k, Plainly(PlaneId::kK));
+  ExpectSame(error.v, Plainly(PlaneId::kV));
+}
+
 TEST_F(Reconstruction, ATierWithoutTokensHasNone) {
   Fill("lpbthd", {});
   Encode();
@@ -207,7 +219,7 @@ TEST_F(Reconstruction, ValuesThatAreNotFiniteAreLeftOut) {
   (*block)[0] = 0;
   (*block)[1] = 0x7E;  // a NaN in token 0, which is RAW
   Put(PlaneId::kK, 5, *block);
-  hold_ = Source(pool_, Blocks({{5, 1}, {0, 4}, {7, 1}}), kTokens);
+  hold_ = Source(pool_, Blocks({{5, 1}, {0, 4}, {7, 1}}), tokens_);
   Encode();
   EXPECT_EQ(Measure().k[0], 0.0);
   ExpectSame(Measure().k, Plainly(PlaneId::kK));
@@ -236,7 +248,7 @@ TEST_F(Reconstruction, BytesThatAreNoSuchChunkSayNothing) {
   EXPECT_EQ(Measure().k, ReconstructionError().k);
   bytes_[70] ^= 1;
   EXPECT_TRUE(Measure().k[0].has_value());
-  shape_.kept = {{0, kTokens - 1}};
+  shape_.kept = {{0, tokens_ - 1}};
   EXPECT_EQ(Measure().k, ReconstructionError().k);
 }
 
