@@ -86,6 +86,34 @@ def moves(results, part):
     return text
 
 
+MORE_CORES = (
+    "Which of these rows the link bounds and which the two cores that both daemons share: `link` is the time of the plain "
+    "socket times the share of bytes that crossed, `CPU` the CPU seconds of both daemons. Simulated, not measured: with n "
+    "cores a row takes the longer of `link` and CPU / n / busy, `busy` being how much of the two cores it kept busy here, or "
+    "0.9 where the link made it wait.")
+
+
+def more_cores(results):
+    """What the rows of the 10G link would be with more cores."""
+    rows = [row for row in results.rows.get("links", ()) if row["link"] == "10G" and row["security"] == "plain"]
+    by_name = {row["name"]: row for row in rows}
+    peers = [by_name[name]["seconds_median"] for name in ("nixl", "mooncake") if name in by_name]
+    if "socket" not in by_name or not peers:
+        return ""
+    lines = []
+    for row in rows:
+        if row["name"] in ("memcpy", "socket", "nixl", "mooncake"):
+            continue
+        measured, cpu = row["seconds_median"], row["cpu_s_per_gb_median"] * row["kv_gb"]
+        link = by_name["socket"]["seconds_median"] * row["wire_share"]
+        busy = cpu / 2 / measured if measured > 1.1 * link else 0.9
+        times = [measured] + [min(measured, max(link, cpu / cores / busy)) for cores in (3, 4)]
+        lines.append([row["name"], "%.0f" % (link * 1e3), "%.0f" % (cpu * 1e3), "%.2f" % (cpu / 2 / measured)]
+                     + ["%.2f" % (min(peers) / seconds) for seconds in times])
+    return textwrap.fill(MORE_CORES, 120) + "\n\n" + table(
+        ["10G", "link ms", "CPU ms", "busy", "/ better peer", "simulated, 3 cores", "simulated, 4 cores"], lines) + "\n"
+
+
 def goals(results):
     return "## Goals\n\n" + table(["goal", "measured", "wanted", ""],
                                   [[g.name, g.measured_text, g.wanted_text, g.verdict] for g in all_goals(results)]) + "\n"
@@ -157,7 +185,7 @@ def markdown(results):
     known = {"machine": machine(), **versions()}
     text = "# Measured\n\n" + "".join(textwrap.fill(part.format(**known), 120) + "\n\n" for part in INTRO) + goals(results)
     text += "## Loopback\n\n" + moves(results, "loopback")
-    text += "## Shaped links\n\nTwo network namespaces and a veth pair, shaped with `tbf`; nothing adds delay.\n\n" + moves(results, "links")
+    text += "## Shaped links\n\nTwo network namespaces and a veth pair, shaped with `tbf`; nothing adds delay.\n\n" + moves(results, "links") + more_cores(results)
     return (text + codec(results) + plan(results) + latency(results) + scale(results)).rstrip("\n") + "\n"
 
 

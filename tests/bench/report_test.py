@@ -102,6 +102,15 @@ class ReportTest(unittest.TestCase):
         self.assertIn("| SCORES | 200.0 | 5.00 % | 2.00 % |", page)
         self.assertNotIn("None", page)
 
+    def test_more_cores_help_what_the_cores_bound_and_nothing_more(self):
+        links = [move(name, gbs, link="10G", cpu=cpu) for name, gbs, cpu in
+                 (("socket", 1.0, 0.1), ("nixl", 0.8, 0.1), ("P8", 2.0, 0.2), ("b=0.3", 1.25, 1.2))]
+        lines = report.more_cores(Results({"links": links})).splitlines()
+        # 0.5 GB, half of it on the wire: the link takes 0.25 s. P8 takes that; b=0.3 takes 0.4 s, by 0.6 s of CPU.
+        self.assertIn("| P8 | 250 | 100 | 0.20 | 2.50 | 2.50 | 2.50 |", lines)
+        self.assertIn("| b=0.3 | 250 | 600 | 0.75 | 1.56 | 2.34 | 2.50 |", lines)
+        self.assertEqual(report.more_cores(Results({})), "")
+
     def test_a_page_without_results_has_its_goals(self):
         self.assertIn("| 128-tokens-p50-ms | nothing | <=1 | short |", report.markdown(Results({})))
 
