@@ -37,7 +37,17 @@ TransferManagerImpl::TransferManagerImpl(TransferOptions options, TransferParts 
     : options_(options),
       parts_(parts),
       parking_(parts.clock, options.max_waiting_peers, std::max<int64_t>(1, options.progress_timeout_ms / 3),
-               options.max_deadline_ms) {}
+               options.max_deadline_ms),
+      rates_(options.compute_threads, options.inline_chunk_bytes) {
+  const StageSpeeds& speeds = options_.speeds;
+  for (size_t family = 0; family < kTierFamilies; ++family) {
+    ByFamily bytes{};
+    bytes[family] = speeds.kv_bytes;
+    rates_.LearnEncoded(bytes, speeds.encode_seconds[family], parts.clock->NowNs());
+    rates_.LearnDecoded(bytes, speeds.decode_seconds[family], parts.clock->NowNs());
+  }
+  rates_.LearnScanned(speeds.kv_bytes * options.compute_threads, speeds.scan_seconds, parts.clock->NowNs());
+}
 
 TransferManagerImpl::~TransferManagerImpl() { Shutdown(); }
 
@@ -78,6 +88,7 @@ absl::Status TransferManagerImpl::StartSender(SenderSpec spec) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (absl::Status ok = CheckNew({Role::kSender, spec.transfer_id}, spec.fingerprint); !ok.ok()) return ok;
   }
+  if (absl::Status chosen = ChooseBudgetOf(&spec); !chosen.ok()) return chosen;
   const bool dials = !spec.peer.empty();
   TransferSetup setup = SetupOf(Role::kSender, spec);
   absl::StatusOr<std::shared_ptr<SenderTransfer>> sender = SenderTransfer::Create(std::move(setup), std::move(spec));
@@ -90,6 +101,24 @@ absl::Status TransferManagerImpl::StartReceiver(ReceiverSpec spec) {
   TransferSetup setup = SetupOf(Role::kReceiver, spec);
   return Insert(std::make_shared<ReceiverTransfer>(std::move(setup), std::move(spec)), dials);
 }
+
+// Replaces a budget that was left to the daemon by one for what is known now.
+absl::Status TransferManagerImpl::ChooseBudgetOf(SenderSpec* spec) {
+  if (spec->policy.auto_target_seconds == 0) return absl::OkStatus();
+  std::vector<LayerPlace> places;
+  const std::vector<PlanLayer> layers = PlanLayersOf(spec->source->schema(), &places);
+  const uint32_t tokens = spec->source->token_count();
+  if (absl::Status ok = CheckPolicy(spec->policy, tokens, static_cast<uint32_t>(layers.size())); !ok.ok()) return ok;
+  BudgetChoice choice;
+  const bool scans = ScansFirst(spec->policy, spec->layerwise);
+  spec->policy = ResolveAutoBudget(std::move(spec->policy), layers, tokens, scans,
+                                   MeasuredOf(spec->peer), &choice);
+  spec->choice = choice;
+  parts_.metrics->CountBudgetChoice(static_cast<MetricBudgetReason>(choice.reason));
+  return absl::OkStatus();
+}
+
+Measured TransferManagerImpl::MeasuredOf(const std::string& peer) { return rates_.Of(peer, parts_.clock->NowNs()); }
 
 absl::Status TransferManagerImpl::Insert(const std::shared_ptr<Transfer>& transfer, bool dials) {
   const Key key{transfer->role(), transfer->id()};
@@ -278,7 +307,10 @@ std::vector<TransferReport> TransferManagerImpl::List(uint32_t limit, bool activ
 std::vector<PeerStatus> TransferManagerImpl::ListPeers() {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<PeerStatus> peers;
-  for (const auto& [address, peer] : peers_) peers.push_back(peer);
+  for (const auto& [address, peer] : peers_) {
+    peers.push_back(peer);
+    peers.back().measured = MeasuredOf(PeerKey(address, peer.direction == "dialled"));
+  }
   return peers;
 }
 

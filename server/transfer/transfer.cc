@@ -121,6 +121,7 @@ void Transfer::Terminate() {
 
 void Transfer::Settle() {
   const bool committed = state_ == TransferState::kCommitted;
+  Conclude();
   // Blocks first: whoever hears of the end, here or at the peer, may use them at once.
   ReleaseAll();
   SayGoodbye();
@@ -192,6 +193,7 @@ void Transfer::CountOutcome(const TransferReport& report) {
   metrics.CountTransfer(who, outcome, report.duration_seconds, report.wire_bytes);
   if (state_ == TransferState::kCommitted) {
     metrics.AddSavedBytes(who, report.kv_bytes, report.wire_bytes);
+    metrics.CountLimit(who, static_cast<MetricLimit>(report.limited_by));
     for (int tier = 0; tier < kTierCount; ++tier) {
       const uint64_t tokens = report.tiers.k[tier] + report.tiers.v[tier];
       if (tokens > 0) metrics.AddTokens(who, static_cast<MetricTier>(tier), tokens);
