@@ -9,8 +9,8 @@ namespace {
 // A sample of this many bytes or more takes kGain of the estimate, smaller ones in proportion.
 constexpr double kFullBytes = 16 << 20;
 constexpr double kGain = 0.4;
-// What 1 MiB gives.
-constexpr double kKnownWeight = 0.9 * kGain * (1 << 20) / kFullBytes;
+// What 1 MiB gives, in however many samples.
+constexpr double kKnownWeight = 0.98 * kGain * (1 << 20) / kFullBytes;
 constexpr double kHalfLifeSeconds = 60;
 // How far one sample may lie from an estimate that has this much weight.
 constexpr double kSettledWeight = 0.2;

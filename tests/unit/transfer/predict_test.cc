@@ -119,7 +119,9 @@ TEST(BudgetCurve, HasAPointForEachRung) {
   ASSERT_EQ(curve.points.size(), 7u);  // Q2/Q2 ... Q8/Q8, RAW
   for (size_t i = 0; i < curve.points.size(); ++i) {
     const BudgetCurve::Point& point = curve.points[i];
-    if (i > 0) EXPECT_GT(point.wire_bytes, curve.points[i - 1].wire_bytes);
+    if (i > 0) {
+      EXPECT_GT(point.wire_bytes, curve.points[i - 1].wire_bytes);
+    }
     EXPECT_NEAR(point.kv_bytes[0] + point.kv_bytes[1] + point.kv_bytes[2], kKv, 1);
     // Four sinks are RAW on every rung.
     EXPECT_NEAR(point.kv_bytes[0], i + 1 == curve.points.size() ? kKv : kKv * 4 / kTokens, 1);
@@ -221,8 +223,11 @@ TEST(ChooseBudget, IsMonotonic) {
       ASSERT_GE(choice.budget, 0.2);
       ASSERT_LE(choice.budget, 1);
       const bool in_reach = choice.reason == BudgetReason::kMeetsTarget || choice.reason == BudgetReason::kRawMeetsTarget;
-      if (in_reach) ASSERT_LE(*choice.predicted_seconds, target);
-      else ASSERT_GT(*choice.predicted_seconds, target);
+      if (in_reach) {
+        ASSERT_LE(*choice.predicted_seconds, target);
+      } else {
+        ASSERT_GT(*choice.predicted_seconds, target);
+      }
     }
   }
   for (double link = 10 * kMB; link < 20000 * kMB; link *= 1.5) {
