@@ -31,7 +31,7 @@ LimitShare LimitOfSender(const SenderTimes& times) {
   const WaitClock& waits = times.waits;
   const double link = waits.seconds(Limit::kLink), credits = waits.seconds(Limit::kCredits);
   const Limit behind = HasBacklog(times.busy_seconds, times.span_seconds) ? Limit::kDecode
-                       : credits > link && !times.full_window             ? Limit::kCredits
+                       : credits > link && times.starved                  ? Limit::kCredits
                                                                           : Limit::kLink;
   const Limit before = times.scan_seconds > times.plan_seconds ? Limit::kScan : Limit::kPlan;
   return LargestOf({{behind, link + credits},

@@ -56,12 +56,12 @@ struct SenderTimes {
   double scan_seconds = 0, plan_seconds = 0;
   // From the receiver's receipt; 0 where it does not tell.
   double span_seconds = 0, busy_seconds = 0;
-  // The receiver granted as much room as it grants to anybody.
-  bool full_window = true;
+  // The receiver granted a quarter or less of the room that a transfer of this size asks for: other transfers have it.
+  bool starved = false;
 };
 // Behind the encoder it is DECODE where the receiver had a chunk to decode nine tenths of its time: a backlog stays until
-// the end where decoding is slowest, and never forms where something else is. CREDITS where the sender mostly waited for
-// room that the receiver had given to others; else LINK.
+// the end where decoding is slowest, and never forms where something else is. CREDITS where the receiver gave it little room
+// and the sender mostly waited for that; else LINK, for credits come back late where chunks travel slowly.
 LimitShare LimitOfSender(const SenderTimes& times);
 
 // What a receiver knows at its end: time until the first chunk came, less the wait for a first slot; that wait; and from

@@ -136,7 +136,7 @@ void SenderTransfer::OnAccept(const AcceptFrame& accept) {
   accepted_ = true;
   fence_ = accept.fence;
   peer_key_ = dials() ? peer_address() : PeerKey(link_.control->peer(), /*dialled=*/false);
-  times_.full_window = accept.credits >= std::min<uint64_t>(options().credits_per_transfer, chunk_state_.size());
+  times_.starved = uint64_t{4} * accept.credits <= std::min<uint64_t>(options().credits_per_transfer, chunk_state_.size());
   credits_ = static_cast<uint32_t>(std::min<uint64_t>(accept.credits, chunk_state_.size()));
   for (const FrameRun& run : accept.chunks_received) {
     for (uint64_t i = run.first; i < uint64_t{run.first} + run.count && i < chunk_state_.size(); ++i) {

@@ -61,10 +61,10 @@ TEST(LimitOfSender, BehindTheEncoderTheReceiptDecides) {
   times.busy_seconds = 7.2;
   EXPECT_EQ(LimitOfSender(times).limit, Limit::kDecode) << "nine tenths";
   times.busy_seconds = 1;
-  times.full_window = false;
+  times.starved = true;
   EXPECT_EQ(LimitOfSender(times).limit, Limit::kCredits) << "the receiver's room was elsewhere";
   SenderTimes room = Spent({{Limit::kEncode, 2}, {Limit::kLink, 4}, {Limit::kCredits, 3}});
-  room.full_window = false;
+  room.starved = true;
   EXPECT_EQ(LimitOfSender(room).limit, Limit::kLink) << "mostly the network's room";
 }
 
