@@ -79,7 +79,8 @@ class SenderTransfer final : public Transfer {
     uint32_t attempt;
     uint64_t fence;
     std::shared_ptr<Slot> slot;
-    absl::StatusOr<EncodeResult> result = absl::CancelledError("the transfer has ended");
+    // Until it is encoded: the transfer has ended. Without words, which would be an allocation for each chunk.
+    absl::StatusOr<EncodeResult> result = absl::Status(absl::StatusCode::kCancelled, "");
     double seconds = 0;
   };
   // On the compute executor, or at once if the chunk is small.

@@ -41,14 +41,6 @@ Transfer::Transfer(TransferSetup setup)
       started_ns_(setup_.parts->clock->NowNs()),
       report_(FirstReport(setup_)) {}
 
-void Transfer::Post(std::function<void()> task) {
-  strand_.Post([self = shared_from_this(), run = std::move(task)] { run(); });
-}
-
-void Transfer::Dispatch(std::function<void()> task) {
-  strand_.Dispatch([self = shared_from_this(), run = std::move(task)] { run(); });
-}
-
 TransferReport Transfer::Snapshot() const {
   std::lock_guard<std::mutex> lock(report_mutex_);
   TransferReport report = report_;

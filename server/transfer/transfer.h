@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/transfer/gate.h"
@@ -56,10 +57,16 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   const std::string& fingerprint() const { return setup_.fingerprint; }
   Role role() const { return setup_.role; }
 
-  // Any thread.
-  void Post(std::function<void()> task);
+  // Any thread. The transfer lives until the task has run. Templates, so that a task is one allocation and not two.
+  template <typename Task>
+  void Post(Task task) {
+    strand_.Post([self = shared_from_this(), run = std::move(task)]() mutable { run(); });
+  }
   // As Post, but perhaps inside this call (Strand::Dispatch).
-  void Dispatch(std::function<void()> task);
+  template <typename Task>
+  void Dispatch(Task task) {
+    strand_.Dispatch([self = shared_from_this(), run = std::move(task)]() mutable { run(); });
+  }
   TransferReport Snapshot() const;
   bool settled() const { return settled_.load(std::memory_order_acquire); }
   // A chunk arrived on a data stream of `attempt`.
