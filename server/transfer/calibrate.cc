@@ -66,8 +66,9 @@ StageSpeeds MeasureStages(const Backend& backend, Clock* clock) {
     const std::vector<uint8_t> tiers(kDims.tokens, TierMapByte(tier, tier));
     uint64_t bytes = 0;
     speeds.encode_seconds[family] = Quickest(clock, [&] {
-      bytes = backend.Encode(kDims, ChunkIdentity{}, source, &source, tiers.data(), &workspace, chunk.data(),
-                             chunk.size()).chunk_bytes;
+      bytes =
+          backend.Encode(kDims, ChunkIdentity{}, source, &source, tiers.data(), &workspace, chunk.data(), chunk.size())
+              .chunk_bytes;
     });
     speeds.decode_seconds[family] = Quickest(clock, [&] {
       ChunkView view;

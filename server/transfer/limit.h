@@ -59,13 +59,13 @@ struct SenderTimes {
   // The receiver granted a quarter or less of the room that a transfer of this size asks for: other transfers have it.
   bool starved = false;
 };
-// Behind the encoder it is DECODE where the receiver had a chunk to decode nine tenths of its time: a backlog stays until
-// the end where decoding is slowest, and never forms where something else is. CREDITS where the receiver gave it little room
-// and the sender mostly waited for that; else LINK, for credits come back late where chunks travel slowly.
+// Behind the encoder it is DECODE where the receiver had a chunk to decode nine tenths of its time: a backlog stays
+// until the end where decoding is slowest, and never forms where something else is. CREDITS where the receiver gave it
+// little room and the sender mostly waited for that; else LINK, for credits come back late where chunks travel slowly.
 LimitShare LimitOfSender(const SenderTimes& times);
 
-// What a receiver knows at its end: time until the first chunk came, less the wait for a first slot; that wait; and from
-// the first chunk to the last how long there was a chunk to decode.
+// What a receiver knows at its end: time until the first chunk came, less the wait for a first slot; that wait; and
+// from the first chunk to the last how long there was a chunk to decode.
 struct ReceiverTimes {
   double before_seconds = 0, slot_seconds = 0, span_seconds = 0, busy_seconds = 0;
 };

@@ -14,7 +14,6 @@ namespace spectrumkv {
 namespace {
 
 constexpr int64_t kRetryAfterMs = 200;
-constexpr size_t kMaxPeers = 1024;
 
 absl::Status Unknown(const std::string& transfer_id) {
   return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_TRANSFER",
@@ -39,14 +38,7 @@ TransferManagerImpl::TransferManagerImpl(TransferOptions options, TransferParts 
       parking_(parts.clock, options.max_waiting_peers, std::max<int64_t>(1, options.progress_timeout_ms / 3),
                options.max_deadline_ms),
       rates_(options.compute_threads, options.inline_chunk_bytes) {
-  const StageSpeeds& speeds = options_.speeds;
-  for (size_t family = 0; family < kTierFamilies; ++family) {
-    ByFamily bytes{};
-    bytes[family] = speeds.kv_bytes;
-    rates_.LearnEncoded(bytes, speeds.encode_seconds[family], parts.clock->NowNs());
-    rates_.LearnDecoded(bytes, speeds.decode_seconds[family], parts.clock->NowNs());
-  }
-  rates_.LearnScanned(speeds.kv_bytes * options.compute_threads, speeds.scan_seconds, parts.clock->NowNs());
+  LearnSpeeds();
 }
 
 TransferManagerImpl::~TransferManagerImpl() { Shutdown(); }
@@ -101,24 +93,6 @@ absl::Status TransferManagerImpl::StartReceiver(ReceiverSpec spec) {
   TransferSetup setup = SetupOf(Role::kReceiver, spec);
   return Insert(std::make_shared<ReceiverTransfer>(std::move(setup), std::move(spec)), dials);
 }
-
-// Replaces a budget that was left to the daemon by one for what is known now.
-absl::Status TransferManagerImpl::ChooseBudgetOf(SenderSpec* spec) {
-  if (spec->policy.auto_target_seconds == 0) return absl::OkStatus();
-  std::vector<LayerPlace> places;
-  const std::vector<PlanLayer> layers = PlanLayersOf(spec->source->schema(), &places);
-  const uint32_t tokens = spec->source->token_count();
-  if (absl::Status ok = CheckPolicy(spec->policy, tokens, static_cast<uint32_t>(layers.size())); !ok.ok()) return ok;
-  BudgetChoice choice;
-  const bool scans = ScansFirst(spec->policy, spec->layerwise);
-  spec->policy = ResolveAutoBudget(std::move(spec->policy), layers, tokens, scans,
-                                   MeasuredOf(spec->peer), &choice);
-  spec->choice = choice;
-  parts_.metrics->CountBudgetChoice(static_cast<MetricBudgetReason>(choice.reason));
-  return absl::OkStatus();
-}
-
-Measured TransferManagerImpl::MeasuredOf(const std::string& peer) { return rates_.Of(peer, parts_.clock->NowNs()); }
 
 absl::Status TransferManagerImpl::Insert(const std::shared_ptr<Transfer>& transfer, bool dials) {
   const Key key{transfer->role(), transfer->id()};
@@ -304,16 +278,6 @@ std::vector<TransferReport> TransferManagerImpl::List(uint32_t limit, bool activ
   return reports;
 }
 
-std::vector<PeerStatus> TransferManagerImpl::ListPeers() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<PeerStatus> peers;
-  for (const auto& [address, peer] : peers_) {
-    peers.push_back(peer);
-    peers.back().measured = MeasuredOf(PeerKey(address, peer.direction == "dialled"));
-  }
-  return peers;
-}
-
 uint32_t TransferManagerImpl::active() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return active_;
@@ -470,20 +434,6 @@ uint64_t TransferManagerImpl::NewSession(const std::shared_ptr<Transfer>& transf
 void TransferManagerImpl::DropSession(uint64_t session) {
   std::lock_guard<std::mutex> lock(mutex_);
   sessions_.erase(session);
-}
-
-void TransferManagerImpl::CountPeer(const std::string& address, const char* direction, const TransferReport* ended) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (peers_.count(address) == 0 && peers_.size() >= kMaxPeers) peers_.erase(peers_.begin());
-  PeerStatus& peer = peers_[address];
-  peer.address = address;
-  peer.direction = direction;
-  if (ended == nullptr) {
-    ++peer.sessions_total;
-    return;
-  }
-  (ended->role == Role::kSender ? peer.wire_bytes_sent : peer.wire_bytes_received) += ended->wire_bytes;
-  if (!ended->error.ok()) peer.last_error = absl::StrCat(ReasonOf(ended->error), ": ", std::string(ended->error.message()));
 }
 
 void TransferManagerImpl::OnSettled(const std::shared_ptr<Transfer>& transfer) {

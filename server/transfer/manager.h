@@ -71,6 +71,8 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   };
 
   absl::Status CheckNew(const Key& key, const std::string& fingerprint);  // REQUIRES mutex_
+  // manager_peers.cc.
+  void LearnSpeeds();
   absl::Status ChooseBudgetOf(SenderSpec* spec);
   absl::Status Insert(const std::shared_ptr<Transfer>& transfer, bool dials);
   absl::StatusOr<Key> KeyOf(const std::string& transfer_id, std::optional<Role> role) const;  // REQUIRES mutex_

@@ -135,9 +135,8 @@ TransferWork WorkAt(const BudgetCurve& curve, double budget) {
 }
 
 const char* BudgetReasonName(BudgetReason reason) {
-  static const char* const kNames[kBudgetReasonCount] = {"unknown",      "raw_meets_target", "raw_not_slower",
-                                                         "meets_target", "out_of_reach",     "link_unknown",
-                                                         "stage_unknown"};
+  static const char* const kNames[kBudgetReasonCount] = {
+      "unknown", "raw_meets_target", "raw_not_slower", "meets_target", "out_of_reach", "link_unknown", "stage_unknown"};
   return kNames[static_cast<size_t>(reason)];
 }
 

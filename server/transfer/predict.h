@@ -1,5 +1,5 @@
-// How long a transfer would take, and which budget to choose for a time. Pure; docs/allocators.md, "Budget chosen by the
-// daemon", says it in words.
+// How long a transfer would take, and which budget to choose for a time. Pure; docs/allocators.md, "Budget chosen by
+// the daemon", says it in words.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,9 @@ struct Prediction {
   Limit limited_by = Limit::kUnknown;
 };
 // Stages overlap: the slowest of encode, link and decode decides; one chunk must pass the others before and after it;
-// scan, plan and handshake come before. Families that nobody measured and that are less than a hundredth of the bytes go
-// at the pace of the slowest known one. A peer whose decoder was never measured is taken to decode as this daemon does.
+// scan, plan and handshake come before. Families that nobody measured and that are less than a hundredth of the bytes
+// go at the pace of the slowest known one. A peer whose decoder was never measured is taken to decode as this daemon
+// does.
 Prediction Predict(const TransferWork& work, const Measured& measured);
 
 // What each budget means for one source: wire bytes and families, for each rung of the policy's ladder.

@@ -82,16 +82,15 @@ RateBook::Peer* RateBook::PeerOf(const std::string& peer) {
   const auto found = peers_.find(peer);
   if (found != peers_.end()) return &found->second;
   if (peers_.size() >= kMaxPeers) {
-    peers_.erase(std::min_element(peers_.begin(), peers_.end(), [](const auto& a, const auto& b) {
-      return a.second.heard_ns < b.second.heard_ns;
-    }));
+    peers_.erase(std::min_element(peers_.begin(), peers_.end(),
+                                  [](const auto& a, const auto& b) { return a.second.heard_ns < b.second.heard_ns; }));
   }
   return &peers_[peer];
 }
 
-// Where the link held the transfer up, what it moved in the time is the link's rate. Else that is only a lower bound; the
-// time in which the network had something is a better guess, but an optimistic one (buffers take chunks faster than the
-// link does), so it must not undo what was measured.
+// Where the link held the transfer up, what it moved in the time is the link's rate. Else that is only a lower bound;
+// the time in which the network had something is a better guess, but an optimistic one (buffers take chunks faster than
+// the link does), so it must not undo what was measured.
 std::optional<double> RateBook::LearnLink(const SentSample& sample, Peer* peer, int64_t now_ns) {
   if (sample.wire_bytes < kLeastLinkBytes || !IsPositive(sample.wall_seconds)) return std::nullopt;
   const double moved = sample.wire_bytes / sample.wall_seconds;

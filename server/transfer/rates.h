@@ -47,7 +47,8 @@ class RateEstimate {
 };
 
 // Rates by family from samples that mix them: the seconds of a mixture are shared out in the ratio that the present
-// estimates give. A family learns only from samples in which it has a good part, and its first from one that is mostly it.
+// estimates give. A family learns only from samples in which it has a good part, and its first from one that is mostly
+// it.
 class FamilyEstimate {
  public:
   void Add(const ByFamily& bytes, double seconds, int64_t now_ns);
@@ -93,7 +94,8 @@ std::string PeerKey(const std::string& address, bool dialled);
 class RateBook {
  public:
   static constexpr size_t kMaxPeers = 1024;
-  RateBook(uint32_t threads, uint64_t inline_chunk_bytes) : threads_(threads), inline_chunk_bytes_(inline_chunk_bytes) {}
+  RateBook(uint32_t threads, uint64_t inline_chunk_bytes)
+      : threads_(threads), inline_chunk_bytes_(inline_chunk_bytes) {}
 
   // The link as this transfer saw it, if it moved enough to say.
   std::optional<double> LearnSent(const SentSample& sample, int64_t now_ns);

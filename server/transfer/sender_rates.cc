@@ -5,8 +5,8 @@
 
 namespace spectrumkv {
 
-// What the time from now on is spent on. Behind the encoder the sender sees only that it has no room (kLink) or no credit
-// (kCredits); the receipt says more.
+// What the time from now on is spent on. Behind the encoder the sender sees only that it has no room (kLink) or no
+// credit (kCredits); the receipt says more.
 Limit SenderTransfer::WaitNow() const {
   if (terminal()) return Limit::kUnknown;
   if (!planner_.has_value()) return Limit::kPlan;  // the peer waits for the manifest
@@ -54,7 +54,8 @@ void SenderTransfer::Conclude() {
     sample.scan_seconds = scans_ ? times_.scan_seconds : 0;
     sample.plan_seconds = times_.plan_seconds;
     sample.decode_seconds = times_.busy_seconds;
-    if (dials() && report.attempts == 1) sample.setup_seconds = report.stage_seconds[static_cast<size_t>(Stage::kQueue)];
+    if (dials() && report.attempts == 1)
+      sample.setup_seconds = report.stage_seconds[static_cast<size_t>(Stage::kQueue)];
     seen = host().rates().LearnSent(sample, NowNs());
     known = host().rates().Of(peer_key_, NowNs()).link;
     if (seen.has_value()) parts().metrics->ObserveLinkRate(*seen);

@@ -1,19 +1,20 @@
-// What the data path allocates for a chunk. Counts every operator new of the process while two engines move a source of N
-// chunks and one of 2N; the difference over N is what one chunk more costs, at both ends together.
+// What the data path allocates for a chunk. Counts every operator new of the process while two engines move a source of
+// N chunks and one of 2N; the difference over N is what one chunk more costs, at both ends together.
 //
-// MemoryTransport's own, measured alone in the same run, are taken off; gRPC's messages and slices are not in the counts at
-// all, for no gRPC is in this program.
+// MemoryTransport's own, measured alone in the same run, are taken off; gRPC's messages and slices are not in the
+// counts at all, for no gRPC is in this program.
 //
-// None of it is memory for bytes of chunks: those lie in staging slots and in pools. What remains is small, at both ends
-// together about 15 a chunk that goes over the executors and 12 one that does not:
+// None of it is memory for bytes of chunks: those lie in staging slots and in pools. What remains is small, at both
+// ends together about 15 a chunk that goes over the executors and 12 one that does not:
 //   1  the chunk's tier map, 1 the columns of the planner's cost model
 //   2  sender: the shared handle of its slot, the task to the compute executor; 1 the task back to the strand
 //   3  sender: the callback for "the chunk has left", the transport's copy of it, the task it becomes
 //   3  receiver: the shared handles of slot and chunk, the task to the compute executor; 1 the task back to the strand
 //   1  turns of the strands on their executor
 //   2  an eighth or so of a credit frame's sixteen (a frame every fourth chunk, both ends, as protobuf)
-// A task is a std::function whose captures are larger than two words: one allocation for each hop between executors. Fewer
-// would take executors with tasks of their own, and they cost some tens of nanoseconds beside the 100 us of a chunk.
+// A task is a std::function whose captures are larger than two words: one allocation for each hop between executors.
+// Fewer would take executors with tasks of their own, and they cost some tens of nanoseconds beside the 100 us of a
+// chunk.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>

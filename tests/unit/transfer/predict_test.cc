@@ -222,7 +222,8 @@ TEST(ChooseBudget, IsMonotonic) {
       before = choice.budget;
       ASSERT_GE(choice.budget, 0.2);
       ASSERT_LE(choice.budget, 1);
-      const bool in_reach = choice.reason == BudgetReason::kMeetsTarget || choice.reason == BudgetReason::kRawMeetsTarget;
+      const bool in_reach =
+          choice.reason == BudgetReason::kMeetsTarget || choice.reason == BudgetReason::kRawMeetsTarget;
       if (in_reach) {
         ASSERT_LE(*choice.predicted_seconds, target);
       } else {
@@ -274,8 +275,8 @@ TEST(CheckPolicy, RefusesAnAutomaticBudgetThatMakesNoSense) {
   EXPECT_EQ(reason([](Policy* p) { p->auto_min_budget = 1; }), "");
   EXPECT_EQ(reason([](Policy* p) { p->auto_min_budget = 1.01; }), "INVALID_BUDGET");
   EXPECT_EQ(reason([](Policy* p) { p->payload_only = true; }), "INVALID_POLICY");
-  for (const Allocator allocator : {Allocator::kRaw, Allocator::kUniform, Allocator::kTwoTier, Allocator::kPdTrim,
-                                    Allocator::kSlidingWindowSink}) {
+  for (const Allocator allocator :
+       {Allocator::kRaw, Allocator::kUniform, Allocator::kTwoTier, Allocator::kPdTrim, Allocator::kSlidingWindowSink}) {
     EXPECT_EQ(reason([&](Policy* p) {
                 p->allocator = allocator;
                 p->tiers = {Tier::kRaw, Tier::kQ8};

@@ -24,8 +24,14 @@ TEST(RateEstimate, IsUnknownUntilOneMebibyteWasSeen) {
 TEST(RateEstimate, IgnoresWhatIsNoMeasurement) {
   RateEstimate estimate;
   const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
-  for (const auto& [bytes, seconds] : {std::pair{0.0, 1.0}, {100 * kMiB, 0.0}, {-kMiB, 1.0}, {100 * kMiB, -1.0}, {nan, 1.0},
-                                       {100 * kMiB, nan}, {inf, 1.0}, {100 * kMiB, inf}}) {
+  for (const auto& [bytes, seconds] : {std::pair{0.0, 1.0},
+                                       {100 * kMiB, 0.0},
+                                       {-kMiB, 1.0},
+                                       {100 * kMiB, -1.0},
+                                       {nan, 1.0},
+                                       {100 * kMiB, nan},
+                                       {inf, 1.0},
+                                       {100 * kMiB, inf}}) {
     estimate.Add(bytes, seconds, 0);
     EXPECT_FALSE(estimate.rate().has_value()) << bytes << " bytes in " << seconds << " s";
   }
@@ -61,8 +67,8 @@ TEST(RateEstimate, OldSamplesFade) {
   RateEstimate estimate;
   for (int i = 0; i < 20; ++i) estimate.Add(32 * kMiB, 0.32, 0);
   RateEstimate later = estimate;
-  estimate.Add(4 * kMiB, 0.4, kSecond);         // 10 MiB/s, a second afterwards
-  later.Add(4 * kMiB, 0.4, 1000 * kSecond);     // long afterwards
+  estimate.Add(4 * kMiB, 0.4, kSecond);      // 10 MiB/s, a second afterwards
+  later.Add(4 * kMiB, 0.4, 1000 * kSecond);  // long afterwards
   EXPECT_GT(*estimate.rate(), 70 * kMiB);
   EXPECT_NEAR(*later.rate(), 10 * kMiB, kMiB);
   EXPECT_DOUBLE_EQ(later.Age(1003 * kSecond), 3);
