@@ -62,7 +62,8 @@ TEST_F(EngineLimit, AFailedTransferSaysWhatItWaitedForAndTeachesNothing) {
   spec.deadline_ms = 200;
   ASSERT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
   const TransferReport report = a_->Watch("t", Role::kSender)->WaitTerminal();
-  EXPECT_EQ(report.state, TransferState::kExpired);
+  // Our own deadline, or that of the peer with whom the stream waits for its half: the two are the same moment.
+  EXPECT_TRUE(report.state == TransferState::kExpired || report.state == TransferState::kFailed) << report.error;
   EXPECT_EQ(report.limited_by, Limit::kPeer);
   EXPECT_FALSE(report.measured_link.has_value());
   EXPECT_FALSE(a_->manager().MeasuredOf("b").link.has_value());
