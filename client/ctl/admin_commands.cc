@@ -56,6 +56,13 @@ absl::StatusOr<int> Status(const Context& context, Args args) {
   return status->ready() ? kOk : kCheckFailed;
 }
 
+std::string Rates(const v1::FamilyRates& rates) {
+  const auto known = [](bool has, double rate) { return has ? Rate(rate) : "-"; };
+  return known(rates.has_raw_bytes_per_second(), rates.raw_bytes_per_second()) + " " +
+         known(rates.has_plain_bytes_per_second(), rates.plain_bytes_per_second()) + " " +
+         known(rates.has_rotated_bytes_per_second(), rates.rotated_bytes_per_second());
+}
+
 absl::StatusOr<int> Peers(const Context& context, Args args) {
   if (const absl::Status status = args.Check(); !status.ok()) return status;
   const auto peers = CallAdmin(context.connection, &AdminStub::ListPeers, v1::ListPeersRequest());
@@ -64,13 +71,24 @@ absl::StatusOr<int> Peers(const Context& context, Args args) {
     std::fputs(ToJson(*peers).c_str(), stdout);
     return kOk;
   }
-  std::vector<std::vector<std::string>> rows = {{"PEER", "DIRECTION", "SESSIONS", "SENT", "RECEIVED", "LAST ERROR"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"PEER", "DIRECTION", "SESSIONS", "SENT", "RECEIVED", "LINK", "DECODE RAW/PLAIN/ROTATED", "LAST ERROR"}};
   for (const v1::PeerInfo& peer : peers->peers()) {
     rows.push_back({peer.address(), peer.direction(),
                     std::to_string(peer.sessions_active()) + "/" + std::to_string(peer.sessions_total()),
-                    Bytes(peer.wire_bytes_sent()), Bytes(peer.wire_bytes_received()), peer.last_error()});
+                    Bytes(peer.wire_bytes_sent()), Bytes(peer.wire_bytes_received()),
+                    peer.has_link_bytes_per_second() ? Rate(peer.link_bytes_per_second()) : "-", Rates(peer.decode()),
+                    peer.last_error()});
   }
   std::fputs(Table(rows).c_str(), stdout);
+  const v1::StageRates& stages = peers->stages();
+  const auto known = [](bool has, double rate) { return has ? Rate(rate) : "-"; };
+  std::printf("\nThis daemon, %u threads; raw/plain/rotated of one thread:\n%s", stages.threads(),
+              Lines({{"scan", known(stages.has_scan_bytes_per_second(), stages.scan_bytes_per_second())},
+                     {"plan", known(stages.has_plan_bytes_per_second(), stages.plan_bytes_per_second())},
+                     {"encode", Rates(stages.encode())},
+                     {"decode", Rates(stages.decode())}})
+                  .c_str());
   return kOk;
 }
 

@@ -1,6 +1,7 @@
 #include "client/ctl/output.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
 
 #include <google/protobuf/util/json_util.h>
@@ -68,6 +69,25 @@ std::string Seconds(double seconds) {
 
 std::string Percent(double share) { return Real(share * 100, 1) + " %"; }
 
+std::string Rate(double bytes_per_second) { return Bytes(static_cast<uint64_t>(bytes_per_second)) + "/s"; }
+
+std::string LimitName(v1::LimitedBy limit) {
+  if (limit == v1::LIMITED_BY_UNSPECIFIED || !v1::LimitedBy_IsValid(limit)) return "";
+  std::string name = Short(v1::LimitedBy_Name(limit), "LIMITED_BY_");
+  for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return name;
+}
+
+std::string Choice(const v1::BudgetChoice& choice) {
+  const std::string reason = v1::BudgetReason_IsValid(choice.reason())
+                                 ? Short(v1::BudgetReason_Name(choice.reason()), "BUDGET_REASON_")
+                                 : std::to_string(choice.reason());
+  std::string text = Real(choice.budget(), 2) + ", " + reason + " of " + Seconds(choice.target_seconds());
+  if (choice.has_predicted_seconds()) text += ", predicted " + Seconds(choice.predicted_seconds());
+  if (choice.has_link_bytes_per_second()) text += " at " + Rate(choice.link_bytes_per_second());
+  return text;
+}
+
 std::string Short(const std::string& name, const std::string& prefix) {
   return name.compare(0, prefix.size(), prefix) == 0 ? name.substr(prefix.size()) : name;
 }
@@ -92,6 +112,7 @@ std::string ReportLines(const v1::TransferReport& r) {
   for (const v1::StageTime& stage : r.stages()) {
     stages += (stages.empty() ? "" : ", ") + stage.stage() + " " + Seconds(stage.seconds());
   }
+  const std::string limit = LimitName(r.limited_by());
   const auto count = [](uint64_t n) { return n == 0 ? std::string() : std::to_string(n); };
   return Lines({
       {"transfer", r.transfer_id()},
@@ -122,6 +143,10 @@ std::string ReportLines(const v1::TransferReport& r) {
       {"streams", count(r.streams())},
       {"first layer", r.first_layer_ready_seconds() > 0 ? Seconds(r.first_layer_ready_seconds()) : ""},
       {"duration", Seconds(r.duration_seconds())},
+      {"limited by", limit.empty() ? "" : limit + " (" + Seconds(r.limited_seconds()) + ")"},
+      {"link", r.has_measured_link_bytes_per_second() ? Rate(r.measured_link_bytes_per_second()) + " (this transfer)" : ""},
+      {"link known", r.has_link_bytes_per_second() ? Rate(r.link_bytes_per_second()) : ""},
+      {"budget choice", r.has_budget_choice() ? Choice(r.budget_choice()) : ""},
       {"stages", stages},
   });
 }

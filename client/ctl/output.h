@@ -27,6 +27,12 @@ std::string Seconds(double seconds);
 // `digits` after the point.
 std::string Real(double value, int digits);
 std::string Percent(double share);
+// "118.2 MiB/s".
+std::string Rate(double bytes_per_second);
+// "link", ...; empty for UNSPECIFIED.
+std::string LimitName(v1::LimitedBy limit);
+// A budget that the daemon chose, and why.
+std::string Choice(const v1::BudgetChoice& choice);
 // "COMMITTED" of TRANSFER_STATE_COMMITTED, given the prefix.
 std::string Short(const std::string& name, const std::string& prefix);
 

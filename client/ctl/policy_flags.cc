@@ -52,10 +52,27 @@ void ReadImportance(Args* args, v1::Policy* policy) {
   }
 }
 
+void ReadBudget(Args* args, v1::Policy* policy) {
+  const bool chosen = args->Text("budget") == "auto";
+  if (chosen) {
+    args->Needed("target-seconds");
+    policy->mutable_auto_budget()->set_target_seconds(args->Real("target-seconds", 0));
+    if (args->Has("min-budget")) policy->mutable_auto_budget()->set_min_budget(args->Real("min-budget", 0));
+    return;
+  }
+  for (const char* flag : {"target-seconds", "min-budget"}) {
+    if (args->Has(flag)) args->Refuse("--" + std::string(flag) + " is for --budget auto");
+  }
+  if (args->Has("budget")) policy->set_budget(args->Real("budget", 0));
+}
+
 }  // namespace
 
 std::vector<Flag> PolicyFlags() {
-  return {{"budget", "SHARE", "of the raw KV bytes that may cross the wire, as 0.3; default the daemon's"},
+  return {{"budget", "SHARE",
+           "of the raw KV bytes that may cross the wire, as 0.3; or auto, with --target-seconds; default the daemon's"},
+          {"target-seconds", "SECONDS", "for --budget auto: the daemon takes the least lossy budget that is quick enough"},
+          {"min-budget", "SHARE", "for --budget auto: the smallest it may take; default the daemon's"},
           {"allocator", "NAME",
            "greedy, sink-protect, balanced, two-tier, uniform, random, pdtrim, "
            "sliding-window-sink or raw"},
@@ -72,7 +89,7 @@ std::vector<Flag> PolicyFlags() {
 
 v1::Policy ReadPolicy(Args* args) {
   v1::Policy policy;
-  if (args->Has("budget")) policy.set_budget(args->Real("budget", 0));
+  ReadBudget(args, &policy);
   const std::string allocator = args->Text("allocator");
   if (!allocator.empty()) {
     v1::Allocator value = v1::ALLOCATOR_UNSPECIFIED;

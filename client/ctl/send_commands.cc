@@ -122,9 +122,19 @@ absl::StatusOr<int> Fetch(const Context& context, Args args) {
   return Begin(context, args, v1::TRANSFER_ROLE_RECEIVER, request, &Worker::Fetch);
 }
 
+std::string PredictedTime(const v1::PlanResponse& plan) {
+  if (plan.has_predicted_seconds()) {
+    return Seconds(plan.predicted_seconds()) + " (predicted, at " + Rate(plan.link_bytes_per_second()) + ", limited by " +
+           LimitName(plan.predicted_limited_by()) + ")";
+  }
+  return plan.prediction_missing() == "NO_LINK_ASKED" ? "" : "not known: " + plan.prediction_missing();
+}
+
 absl::StatusOr<int> Plan(const Context& context, Args args) {
   v1::PlanRequest request;
   *request.mutable_policy() = ReadPolicy(&args);
+  request.set_peer(args.Text("peer"));
+  if (args.Has("link-rate")) request.set_link_bytes_per_second(args.Real("link-rate", 0));
   if (const absl::Status status = ReadBlocks(context, &args, &request); !status.ok()) return status;
   const auto worker = ConnectWorker(context.connection);
   if (!worker.ok()) return worker.status();
@@ -143,6 +153,8 @@ absl::StatusOr<int> Plan(const Context& context, Args args) {
                     {"dropped tokens", dropped == 0 ? "" : std::to_string(dropped)},
                     {"escaped", plan->escaped_tokens() == 0 ? "" : std::to_string(plan->escaped_tokens())},
                     {"least budget", Real(plan->least_budget(), 4)},
+                    {"budget choice", plan->has_budget_choice() ? Choice(plan->budget_choice()) : ""},
+                    {"time", PredictedTime(*plan)},
                     {"distortion", Real(plan->predicted_distortion(), 6) + " (predicted)"}})
                  .c_str(),
              stdout);
@@ -153,7 +165,12 @@ absl::StatusOr<int> Plan(const Context& context, Args args) {
 
 std::vector<Command> SendCommands() {
   return {
-      {"plan", "", "what send would do: tiers, exact wire bytes", Join({BlockFlags(), PolicyFlags()}), Plan},
+      {"plan", "", "what send would do: tiers, exact wire bytes; with --peer or --link-rate, how long it would take",
+       Join({BlockFlags(),
+             {{"peer", "HOST:PORT", "the peer whose measured link the time is predicted for"},
+              {"link-rate", "BYTES", "a link of so many bytes a second to predict the time for, as 1.25e8"}},
+             PolicyFlags()}),
+       Plan},
       {"send", "", "push blocks to a peer that expects them",
        Join({{kPeer}, TransferFlags(), BlockFlags(), PolicyFlags()}), Send},
       {"expect", "", "reserve blocks for a push", Join({TransferFlags(), BlockFlags(), DestinationFlags()}), Expect},

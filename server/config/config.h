@@ -85,7 +85,8 @@ struct Config {
 
   // Defaults of requests that leave the field open. Names as in proto/spectrumkv/v1/policy.proto, without prefix.
   struct Policy {
-    double budget = 0.5;  // of raw KV bytes
+    double budget = 0.5;           // of raw KV bytes
+    double auto_min_budget = 0.2;  // the smallest the daemon chooses itself
     std::string allocator = "GREEDY";
     std::vector<std::string> tiers = {"RAW", "Q8", "Q4", "Q3", "Q2"};
     uint64_t sinks = 4;

@@ -373,6 +373,15 @@ std::vector<KeySpec> MakePolicyKeys() {
        "Bytes that may cross the wire, everything counted, for requests that name no budget. 1.1 lets raw transfers "
        "pay "
        "for their headers."},
+      {"policy.auto_min_budget",
+       KeyKind::kRatio,
+       Ref(FIELD(policy.auto_min_budget)),
+       "share of raw KV bytes",
+       0.001,
+       1,
+       {},
+       "The smallest budget that the daemon chooses for a policy with auto_budget, also where that misses the target. Below "
+       "0.2 the coded values lose too much for most models."},
       {"policy.allocator",
        KeyKind::kChoice,
        Ref(FIELD(policy.allocator)),

@@ -30,6 +30,7 @@
 #include "server/service/worker_service.h"
 #include "server/stream/grpc_transport.h"
 #include "server/stream/peer_server.h"
+#include "server/transfer/calibrate.h"
 #include "server/transfer/transfer_manager.h"
 
 namespace spectrumkv {
@@ -73,9 +74,14 @@ absl::Status CheckStaging(const Config::Memory& memory) {
                      (memory.send_slots + memory.receive_slots) * memory.slot_bytes);
 }
 
+size_t ComputeThreads(const Config& config) {
+  return config.codec.threads != 0 ? config.codec.threads : std::max(1u, std::thread::hardware_concurrency());
+}
+
 TransferOptions TransferOptionsOf(const Config& config, uint64_t epoch) {
   TransferOptions options;
   options.epoch = epoch;
+  options.compute_threads = static_cast<uint32_t>(ComputeThreads(config));
   options.progress_timeout_ms = static_cast<int64_t>(config.transfer.progress_timeout_ms);
   options.streams = static_cast<uint32_t>(config.peer.streams);
   options.credits_per_transfer = static_cast<uint32_t>(config.transfer.credits_per_transfer);
@@ -156,11 +162,10 @@ absl::Status Daemon::Impl::StartCodec() {
 
 absl::Status Daemon::Impl::StartEngine() {
   if (absl::Status room = CheckStaging(config_.memory); !room.ok()) return room;
-  const size_t cores = std::max(1u, std::thread::hardware_concurrency());
   clock_ = NewSystemClock();
   started_ns_ = clock_->NowNs();
   control_ = std::make_unique<ThreadPool>(kControlThreads);
-  compute_ = std::make_unique<ThreadPool>(config_.codec.threads == 0 ? cores : config_.codec.threads);
+  compute_ = std::make_unique<ThreadPool>(ComputeThreads(config_));
   calls_ = std::make_unique<ThreadPool>(kCallThreads);
   send_slots_ = std::make_unique<SlotPool>(config_.memory.send_slots, config_.memory.slot_bytes);
   receive_slots_ = std::make_unique<SlotPool>(config_.memory.receive_slots, config_.memory.slot_bytes,
@@ -202,7 +207,9 @@ absl::Status Daemon::Impl::StartEngine() {
   parts.receive_slots = receive_slots_.get();
   parts.backend = backend_;
   parts.metrics = metrics_.get();
-  transfers_ = TransferManager::Create(TransferOptionsOf(config_, epoch_), parts);
+  TransferOptions options = TransferOptionsOf(config_, epoch_);
+  options.speeds = MeasureStages(*backend_, clock_.get());
+  transfers_ = TransferManager::Create(options, parts);
   drain_ = std::make_unique<DrainController>(clock_.get(), transfers_.get(),
                                              static_cast<int64_t>(config_.drain.timeout_ms), [this] {
                                                SetReady(false);

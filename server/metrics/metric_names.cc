@@ -46,6 +46,10 @@ std::vector<double> ByteEdges() {  // 64 KiB to 64 GiB
   for (double edge = 65536; edge <= 68719476736.0; edge *= 4) edges.push_back(edge);
   return edges;
 }
+// 100 Mbit/s, 1, 10, 25, 100, 200 and 400 Gbit/s are edges, with one or two between.
+std::vector<double> RateEdges() {
+  return {1.25e6, 4e6, 12.5e6, 4e7, 1.25e8, 3e8, 6e8, 1.25e9, 3.125e9, 6.25e9, 12.5e9, 25e9, 50e9};
+}
 std::vector<double> ErrorEdges() { return {.001, .0025, .005, .01, .025, .05, .075, .1, .15, .2, .3, .5, 1}; }
 
 std::vector<MetricSpec> MakeCounters() {
@@ -130,6 +134,18 @@ std::vector<MetricSpec> MakeCounters() {
        "Leases that their owner did not renew in time.",
        {LabelOf<MetricLease>("kind", kMetricLeases)},
        {}},
+      {MetricId::kTransfersLimited,
+       "spectrumkv_transfers_limited_total",
+       counter,
+       "Committed transfers, by what took most of their time.",
+       {Role(), LabelOf<MetricLimit>("limited_by", kMetricLimits)},
+       {}},
+      {MetricId::kBudgetChoices,
+       "spectrumkv_budget_choices_total",
+       counter,
+       "Budgets that the daemon chose for auto_budget, by reason.",
+       {LabelOf<MetricBudgetReason>("reason", kMetricBudgetReasons)},
+       {}},
   };
 }
 
@@ -172,6 +188,12 @@ std::vector<MetricSpec> MakeHistograms() {
        "Root mean square error over that of the originals, of the K or V tokens of a tier in a sampled chunk.",
        {TierLabel()},
        ErrorEdges()},
+      {MetricId::kLinkRate,
+       "spectrumkv_link_rate_bytes_per_second",
+       histogram,
+       "Rate of the link to a peer as one transfer saw it; one observation for each transfer large enough to say.",
+       {},
+       RateEdges()},
   };
 }
 
@@ -267,6 +289,16 @@ const char* MetricLabelOf(MetricBlocks state) {
 const char* MetricLabelOf(MetricStaging state) {
   static constexpr const char* kNames[] = {"send_used", "send_free", "receive_used", "receive_free"};
   return Pick(kNames, kMetricStagings, static_cast<int>(state));
+}
+const char* MetricLabelOf(MetricLimit limit) {
+  static constexpr const char* kNames[] = {"unknown", "plan",    "scan", "encode", "link",
+                                           "decode",  "credits", "peer", "source", "staging"};
+  return Pick(kNames, kMetricLimits, static_cast<int>(limit));
+}
+const char* MetricLabelOf(MetricBudgetReason reason) {
+  static constexpr const char* kNames[] = {"unknown",      "raw_meets_target", "raw_not_slower", "meets_target",
+                                           "out_of_reach", "link_unknown",     "stage_unknown"};
+  return Pick(kNames, kMetricBudgetReasons, static_cast<int>(reason));
 }
 const char* MetricLabelOf(absl::StatusCode code) {
   static constexpr const char* kNames[] = {

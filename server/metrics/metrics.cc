@@ -70,6 +70,12 @@ void Metrics::AddNonfiniteValues(uint64_t values) {
 void Metrics::AddCreditStall(double seconds) { impl_->Add(MetricId::kCreditStall, 0, seconds); }
 void Metrics::CountLeaseExpired(MetricLease kind) { impl_->Add(MetricId::kLeasesExpired, At(kind), 1); }
 
+void Metrics::CountLimit(MetricRole role, MetricLimit limit) {
+  impl_->Add(MetricId::kTransfersLimited, At(role) * kMetricLimits + At(limit), 1);
+}
+void Metrics::CountBudgetChoice(MetricBudgetReason reason) { impl_->Add(MetricId::kBudgetChoices, At(reason), 1); }
+void Metrics::ObserveLinkRate(double bytes_per_second) { impl_->Observe(MetricId::kLinkRate, 0, bytes_per_second); }
+
 void Metrics::CountError(MetricStage stage, absl::StatusCode code) {
   if (code == absl::StatusCode::kOk) return;
   const size_t codes = AllMetrics()[At(MetricId::kErrors)].labels[1].values.size();

@@ -23,6 +23,17 @@ enum class MetricTier { kRaw, kP8, kQ4, kQ3, kQ2, kP4, kQ8 };  // ids of proto/W
 enum class MetricLease { kPool, kSource, kDestination };
 enum class MetricBlocks { kFree, kSending, kReceiving };
 enum class MetricStaging { kSendUsed, kSendFree, kReceiveUsed, kReceiveFree };
+// Numbers as LimitedBy and BudgetReason of report.proto.
+enum class MetricLimit { kUnknown, kPlan, kScan, kEncode, kLink, kDecode, kCredits, kPeer, kSource, kStaging };
+enum class MetricBudgetReason {
+  kUnknown,
+  kRawMeetsTarget,
+  kRawNotSlower,
+  kMeetsTarget,
+  kOutOfReach,
+  kLinkUnknown,
+  kStageUnknown
+};
 
 constexpr int kMetricRoles = 2;
 constexpr int kMetricOutcomes = 4;
@@ -31,6 +42,8 @@ constexpr int kMetricTiers = 7;
 constexpr int kMetricLeases = 3;
 constexpr int kMetricBlocks = 3;
 constexpr int kMetricStagings = 4;
+constexpr int kMetricLimits = 10;
+constexpr int kMetricBudgetReasons = 7;
 
 class Metrics {
  public:
@@ -59,6 +72,11 @@ class Metrics {
   void AddNonfiniteValues(uint64_t values);
   void AddCreditStall(double seconds);
   void CountLeaseExpired(MetricLease kind);
+  // Of a committed transfer.
+  void CountLimit(MetricRole role, MetricLimit limit);
+  void CountBudgetChoice(MetricBudgetReason reason);
+  // The link to a peer as one transfer saw it.
+  void ObserveLinkRate(double bytes_per_second);
   void CountError(MetricStage stage, absl::StatusCode code);  // kOk is not counted
 
   void ObserveStage(MetricStage stage, double seconds);
@@ -105,6 +123,8 @@ const char* MetricLabelOf(MetricTier tier);
 const char* MetricLabelOf(MetricLease kind);
 const char* MetricLabelOf(MetricBlocks state);
 const char* MetricLabelOf(MetricStaging state);
+const char* MetricLabelOf(MetricLimit limit);
+const char* MetricLabelOf(MetricBudgetReason reason);
 // "invalid_argument": canonical names in lower snake; "" for kOk.
 const char* MetricLabelOf(absl::StatusCode code);
 

@@ -40,6 +40,8 @@ absl::StatusOr<Tier> ParseTier(const std::string& name);
 // Above what any transfer can need: K of one token of one head of 8 float16 values costs 9 times its raw bytes, everything
 // else less. What lies higher is a mistake, such as a percentage.
 constexpr double kMaxBudget = 10;
+// What auto_target_seconds may be at most. What takes longer is no transfer that somebody waits for.
+constexpr double kMaxTargetSeconds = 3600;
 
 // Resolved policy: no "default" left in it.
 struct Policy {
@@ -47,6 +49,10 @@ struct Policy {
   // The request left the budget open: where `budget` cannot be met (a short prompt whose pinned sinks cost more, RAW) it
   // is raised to the least that can, instead of BUDGET_TOO_SMALL. Not for allocators that drop.
   bool soft_budget = false;
+  // Above 0: whoever starts the transfer replaces this by a budget chosen for the time (server/transfer/predict.h); the
+  // planner itself takes `budget`. `auto_min_budget` is the smallest that may be chosen.
+  double auto_target_seconds = 0;
+  double auto_min_budget = 0.2;
   Allocator allocator = Allocator::kGreedy;
   Tier uniform_tier = Tier::kQ4;
   uint64_t random_seed = 0;
@@ -62,10 +68,14 @@ struct Policy {
 };
 
 // Finite budget in range, tiers not empty and unique, scores finite and non-negative and of the right length (given
-// at all where they are the source of importance), lambda finite and >= 0, an 8-bit tier for TWO_TIER.
-// InvalidArgument otherwise, with reasons INVALID_BUDGET, INVALID_TIERS, INVALID_SCORES, INVALID_DECAY; the message
-// names field, value and limit. UNIFORM and RAW use their tier whether or not `tiers` lists it.
+// at all where they are the source of importance), lambda finite and >= 0, an 8-bit tier for TWO_TIER; where the budget
+// is to be chosen, a target and a least budget in range, no payload_only and an allocator that is BudgetDecides.
+// InvalidArgument otherwise, with reasons INVALID_BUDGET, INVALID_TIERS, INVALID_SCORES, INVALID_DECAY, INVALID_POLICY;
+// the message names field, value and limit. UNIFORM and RAW use their tier whether or not `tiers` lists it.
 absl::Status CheckPolicy(const Policy& policy, uint32_t tokens, uint32_t layers);
+
+// Does the budget alone decide how many bytes travel? Not where the allocator has one tier, or drops.
+bool BudgetDecides(Allocator allocator);
 
 // One layer of the source.
 struct PlanLayer {

@@ -66,7 +66,42 @@ absl::Status CheckScores(const Policy& policy, uint32_t tokens, uint32_t layers)
   return absl::OkStatus();
 }
 
+absl::Status CheckAutoBudget(const Policy& policy) {
+  if (policy.auto_target_seconds == 0) return absl::OkStatus();
+  if (!(policy.auto_target_seconds > 0 && policy.auto_target_seconds <= kMaxTargetSeconds)) {
+    return Invalid("INVALID_BUDGET",
+                   "policy.auto_budget.target_seconds is " + std::to_string(policy.auto_target_seconds) +
+                       "; it must be above 0 and at most " + std::to_string(static_cast<int>(kMaxTargetSeconds)),
+                   {{"target_seconds", std::to_string(policy.auto_target_seconds)}});
+  }
+  if (!(policy.auto_min_budget > 0 && policy.auto_min_budget <= 1)) {
+    return Invalid("INVALID_BUDGET",
+                   "policy.auto_budget.min_budget is " + std::to_string(policy.auto_min_budget) +
+                       "; it must be in (0, 1], a share of the raw bytes and no percentage",
+                   {{"min_budget", std::to_string(policy.auto_min_budget)}});
+  }
+  if (policy.payload_only) {
+    return Invalid("INVALID_POLICY", "policy.auto_budget goes by wire bytes: not with policy.payload_only");
+  }
+  if (BudgetDecides(policy.allocator)) return absl::OkStatus();
+  return Invalid("INVALID_POLICY",
+                 std::string("policy.auto_budget: the budget does not decide what ") + AllocatorName(policy.allocator) +
+                     " sends",
+                 {{"allocator", AllocatorName(policy.allocator)}});
+}
+
 }  // namespace
+
+bool BudgetDecides(Allocator allocator) {
+  switch (allocator) {
+    case Allocator::kTwoTier:
+    case Allocator::kUniform:
+    case Allocator::kPdTrim:
+    case Allocator::kSlidingWindowSink:
+    case Allocator::kRaw: return false;
+    default: return true;
+  }
+}
 
 const char* AllocatorName(Allocator allocator) {
   for (const NamedAllocator& entry : kAllocators) {
@@ -106,6 +141,7 @@ absl::Status CheckPolicy(const Policy& policy, uint32_t tokens, uint32_t layers)
                    {{"budget", std::to_string(policy.budget)}});
   }
   if (absl::Status status = CheckTiers(policy); !status.ok()) return status;
+  if (absl::Status status = CheckAutoBudget(policy); !status.ok()) return status;
   if (!std::isfinite(policy.decay_lambda) || policy.decay_lambda < 0) {
     return Invalid("INVALID_DECAY", "policy.importance.decay_lambda is " + std::to_string(policy.decay_lambda) +
                                         "; it must be finite and not negative");

@@ -12,6 +12,13 @@ namespace {
 using CallContext = grpc::CallbackServerContext;
 using UnaryReactor = grpc::ServerUnaryReactor;
 
+void RatesToProto(const FamilyRates& rates, v1::FamilyRates* out) {
+  const auto of = [&](TierFamily family) { return rates[static_cast<size_t>(family)]; };
+  if (const auto rate = of(TierFamily::kRaw)) out->set_raw_bytes_per_second(*rate);
+  if (const auto rate = of(TierFamily::kPlain)) out->set_plain_bytes_per_second(*rate);
+  if (const auto rate = of(TierFamily::kRotated)) out->set_rotated_bytes_per_second(*rate);
+}
+
 void AddSlots(const std::string& partition, const SlotPool& slots, v1::GetStatusResponse* response) {
   v1::SlotUsage* usage = response->add_slots();
   usage->set_partition(partition);
@@ -34,6 +41,14 @@ void PoolToProto(const PoolStatus& pool, v1::PoolInfo* out) {
   out->set_state(pool.state);
 }
 
+void StagesToProto(const Measured& measured, v1::StageRates* out) {
+  if (measured.scan.has_value()) out->set_scan_bytes_per_second(*measured.scan);
+  if (measured.plan.has_value()) out->set_plan_bytes_per_second(*measured.plan);
+  RatesToProto(measured.encode, out->mutable_encode());
+  RatesToProto(measured.own_decode, out->mutable_decode());
+  out->set_threads(measured.threads);
+}
+
 void PeerToProto(const PeerStatus& peer, v1::PeerInfo* out) {
   out->set_address(peer.address);
   out->set_direction(peer.direction);
@@ -42,6 +57,13 @@ void PeerToProto(const PeerStatus& peer, v1::PeerInfo* out) {
   out->set_wire_bytes_sent(peer.wire_bytes_sent);
   out->set_wire_bytes_received(peer.wire_bytes_received);
   out->set_last_error(peer.last_error);
+  const Measured& measured = peer.measured;
+  if (measured.link.has_value()) {
+    out->set_link_bytes_per_second(*measured.link);
+    out->set_link_age_seconds(measured.link_age_seconds);
+  }
+  RatesToProto(measured.peer_decode, out->mutable_decode());
+  if (measured.setup_seconds.has_value()) out->set_setup_seconds(*measured.setup_seconds);
 }
 
 class AdminServiceImpl final : public v1::AdminService::CallbackService {
@@ -93,6 +115,7 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
 
   UnaryReactor* ListPeers(CallContext* call, const v1::ListPeersRequest*, v1::ListPeersResponse* response) override {
     for (const PeerStatus& peer : context_->transfers->ListPeers()) PeerToProto(peer, response->add_peers());
+    StagesToProto(context_->transfers->MeasuredOf(""), response->mutable_stages());
     return AnswerNow(*context_, call, absl::OkStatus());
   }
 

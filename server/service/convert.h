@@ -82,6 +82,9 @@ absl::StatusOr<std::optional<Role>> RoleFromProto(v1::TransferRole role);
 // INVALID_BLOCKS.
 absl::StatusOr<PlaneId> PlaneFromProto(v1::Plane plane);
 
+// Above 0 and finite: OUT_OF_RANGE.
+absl::Status CheckLinkRate(double bytes_per_second);
+
 // Equal messages have equal fingerprints, others practically never; of this process only.
 std::string FingerprintOf(const google::protobuf::MessageLite& request);
 
@@ -89,6 +92,7 @@ v1::Tier TierToProto(Tier tier);
 v1::TransferState StateToProto(TransferState state);
 void TierCountsToProto(const TierTotals& totals, google::protobuf::RepeatedPtrField<v1::TierCount>* out);
 void TokenRunsToProto(const std::vector<TokenRange>& runs, google::protobuf::RepeatedPtrField<v1::TokenRun>* out);
+void BudgetChoiceToProto(const BudgetChoice& choice, v1::BudgetChoice* out);
 void ReportToProto(const TransferReport& report, v1::TransferReport* out);
 
 }  // namespace spectrumkv

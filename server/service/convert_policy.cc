@@ -94,6 +94,16 @@ absl::StatusOr<Policy> PolicyFromProto(const v1::Policy& proto, const Policy& de
   if (!tiers.ok()) return tiers;
   const absl::Status importance = SetImportance(proto.importance(), &policy);
   if (!importance.ok()) return importance;
+  if (proto.has_auto_budget()) {
+    if (proto.has_budget()) {
+      return Invalid("INVALID_POLICY", "policy.auto_budget", "and policy.budget are both given: the daemon chooses, or you");
+    }
+    policy.auto_target_seconds = proto.auto_budget().target_seconds();
+    if (policy.auto_target_seconds == 0) {
+      return Invalid("INVALID_BUDGET", "policy.auto_budget.target_seconds", "is 0; it must be above 0");
+    }
+    if (proto.auto_budget().has_min_budget()) policy.auto_min_budget = proto.auto_budget().min_budget();
+  }
   policy.strict_budget = proto.strict_budget();
   policy.payload_only = proto.payload_only();
   return policy;
@@ -102,6 +112,7 @@ absl::StatusOr<Policy> PolicyFromProto(const v1::Policy& proto, const Policy& de
 absl::StatusOr<RequestDefaults> DefaultsOf(const Config& config) {
   RequestDefaults defaults;
   defaults.policy.budget = config.policy.budget;
+  defaults.policy.auto_min_budget = config.policy.auto_min_budget;
   const auto allocator = ParseAllocator(config.policy.allocator);
   if (!allocator.ok()) return allocator.status();
   defaults.policy.allocator = *allocator;

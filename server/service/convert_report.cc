@@ -19,6 +19,24 @@ v1::Allocator AllocatorToProto(Allocator allocator) {
   return v1::ALLOCATOR_UNSPECIFIED;
 }
 
+// The numbers of the domain's enums are those of the protos.
+static_assert(v1::LimitedBy_ARRAYSIZE == kLimitCount && v1::LIMITED_BY_PLAN == static_cast<int>(Limit::kPlan) &&
+              v1::LIMITED_BY_SCAN == static_cast<int>(Limit::kScan) &&
+              v1::LIMITED_BY_ENCODE == static_cast<int>(Limit::kEncode) &&
+              v1::LIMITED_BY_LINK == static_cast<int>(Limit::kLink) &&
+              v1::LIMITED_BY_DECODE == static_cast<int>(Limit::kDecode) &&
+              v1::LIMITED_BY_CREDITS == static_cast<int>(Limit::kCredits) &&
+              v1::LIMITED_BY_PEER == static_cast<int>(Limit::kPeer) &&
+              v1::LIMITED_BY_SOURCE == static_cast<int>(Limit::kSource) &&
+              v1::LIMITED_BY_STAGING == static_cast<int>(Limit::kStaging));
+static_assert(v1::BudgetReason_ARRAYSIZE == kBudgetReasonCount &&
+              v1::BUDGET_REASON_RAW_MEETS_TARGET == static_cast<int>(BudgetReason::kRawMeetsTarget) &&
+              v1::BUDGET_REASON_RAW_NOT_SLOWER == static_cast<int>(BudgetReason::kRawNotSlower) &&
+              v1::BUDGET_REASON_MEETS_TARGET == static_cast<int>(BudgetReason::kMeetsTarget) &&
+              v1::BUDGET_REASON_OUT_OF_REACH == static_cast<int>(BudgetReason::kOutOfReach) &&
+              v1::BUDGET_REASON_LINK_UNKNOWN == static_cast<int>(BudgetReason::kLinkUnknown) &&
+              v1::BUDGET_REASON_STAGE_UNKNOWN == static_cast<int>(BudgetReason::kStageUnknown));
+
 v1::ImportanceSource ImportanceToProto(ImportanceSource source) {
   switch (source) {
     case ImportanceSource::kScores: return v1::IMPORTANCE_SOURCE_SCORES;
@@ -50,6 +68,15 @@ void TokenRunsToProto(const std::vector<TokenRange>& runs, google::protobuf::Rep
     to->set_first(run.first);
     to->set_count(run.count);
   }
+}
+
+void BudgetChoiceToProto(const BudgetChoice& choice, v1::BudgetChoice* out) {
+  out->set_target_seconds(choice.target_seconds);
+  out->set_min_budget(choice.min_budget);
+  out->set_budget(choice.budget);
+  out->set_reason(static_cast<v1::BudgetReason>(choice.reason));
+  if (choice.predicted_seconds.has_value()) out->set_predicted_seconds(*choice.predicted_seconds);
+  if (choice.link_bytes_per_second.has_value()) out->set_link_bytes_per_second(*choice.link_bytes_per_second);
 }
 
 void ReportToProto(const TransferReport& report, v1::TransferReport* out) {
@@ -95,6 +122,11 @@ void ReportToProto(const TransferReport& report, v1::TransferReport* out) {
     stage->set_seconds(report.stage_seconds[i]);
   }
   out->set_layers_ready(report.layers_ready);
+  out->set_limited_by(static_cast<v1::LimitedBy>(report.limited_by));
+  out->set_limited_seconds(report.limited_seconds);
+  if (report.measured_link.has_value()) out->set_measured_link_bytes_per_second(*report.measured_link);
+  if (report.link.has_value()) out->set_link_bytes_per_second(*report.link);
+  if (report.choice.has_value()) BudgetChoiceToProto(*report.choice, out->mutable_budget_choice());
 }
 
 }  // namespace spectrumkv

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -100,6 +101,12 @@ absl::Status CheckPeerAddress(const std::string& peer) {
   }
   if (good && port >= 1 && port <= 65535) return absl::OkStatus();
   return Invalid("INVALID_PEER", "peer", "is " + Quoted(peer) + ", not host:port");
+}
+
+absl::Status CheckLinkRate(double bytes_per_second) {
+  if (std::isfinite(bytes_per_second) && bytes_per_second > 0) return absl::OkStatus();
+  return Invalid("OUT_OF_RANGE", "link_bytes_per_second",
+                 "is " + std::to_string(bytes_per_second) + "; it must be above 0 and finite");
 }
 
 absl::Status CheckPart(bool present, const v1::Part& part) {

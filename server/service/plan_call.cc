@@ -9,6 +9,7 @@
 
 #include "server/plan/ladder.h"
 #include "server/scan/scan.h"
+#include "server/transfer/predict.h"
 #include "server/transfer/shape.h"
 
 namespace spectrumkv {
@@ -133,15 +134,61 @@ absl::StatusOr<std::unique_ptr<BlockHold>> HoldFor(const ServiceContext& context
 
 }  // namespace
 
+// Which rates the request means; what it says of the link goes first. Without a peer, as for Publish.
+Measured MeasuredFor(const ServiceContext& context, const v1::PlanRequest& request) {
+  Measured measured = context.transfers->MeasuredOf(request.peer());
+  if (request.has_link_bytes_per_second()) measured.link = request.link_bytes_per_second();
+  return measured;
+}
+
+absl::Status CheckLink(const v1::PlanRequest& request) {
+  if (request.has_link_bytes_per_second()) {
+    if (absl::Status rate = CheckLinkRate(request.link_bytes_per_second()); !rate.ok()) return rate;
+  }
+  return request.peer().empty() ? absl::OkStatus() : CheckPeerAddress(request.peer());
+}
+
+void PredictTime(const v1::PlanRequest& request, const TransferShape& shape, const PlanBatch& batch, bool scans,
+                 const Measured& measured, v1::PlanResponse* response) {
+  if (request.peer().empty() && !request.has_link_bytes_per_second()) {
+    return response->set_prediction_missing("NO_LINK_ASKED");
+  }
+  TransferReport moved;
+  moved.tokens = shape.token_count;
+  moved.kept_tokens = shape.kept_count();
+  moved.kv_bytes = KvBytesOf(shape);
+  moved.tiers = batch.totals;
+  TransferWork work;
+  work.kv_bytes = moved.KvBytesByFamily();
+  work.wire_bytes = static_cast<double>(batch.wire_bytes);
+  work.chunks = static_cast<double>(batch.chunks.size());
+  work.scans = scans;
+  const Prediction prediction = Predict(work, measured);
+  if (measured.link.has_value()) response->set_link_bytes_per_second(*measured.link);
+  if (prediction.missing != Missing::kNothing) {
+    return response->set_prediction_missing(prediction.missing == Missing::kLink ? "LINK_UNKNOWN" : "STAGE_UNKNOWN");
+  }
+  response->set_predicted_seconds(prediction.seconds);
+  response->set_predicted_limited_by(static_cast<v1::LimitedBy>(prediction.limited_by));
+}
+
 absl::Status PlanNow(const ServiceContext& context, const v1::PlanRequest& request, v1::PlanResponse* response) {
-  const auto policy = PolicyFromProto(request.policy(), context.defaults.policy);
+  auto policy = PolicyFromProto(request.policy(), context.defaults.policy);
   if (!policy.ok()) return policy.status();
+  if (absl::Status link = CheckLink(request); !link.ok()) return link;
   const auto hold = HoldFor(context, request);
   if (!hold.ok()) return hold.status();
   std::vector<LayerPlace> places;
   const std::vector<PlanLayer> layers = PlanLayersOf((*hold)->schema(), &places);
   absl::Status status = CheckPolicy(*policy, request.token_count(), static_cast<uint32_t>(layers.size()));
   if (!status.ok()) return status;
+  const Measured measured = MeasuredFor(context, request);
+  if (policy->auto_target_seconds > 0) {
+    BudgetChoice choice;
+    const bool scans = ScansFirst(*policy, /*layerwise=*/false);
+    policy = ResolveAutoBudget(*std::move(policy), layers, request.token_count(), scans, measured, &choice);
+    BudgetChoiceToProto(choice, response->mutable_budget_choice());
+  }
 
   const std::vector<LayerScan> all = ScanAll(*context.backend, **hold, layers, places);
   status = (*hold)->Health();
@@ -170,6 +217,7 @@ absl::Status PlanNow(const ServiceContext& context, const v1::PlanRequest& reque
   FillTokenTiers(shape, *batch, scan, response);
   response->set_escaped_tokens(batch->escaped);
   response->set_predicted_distortion(PredictDistortion(shape, *batch, scan));
+  PredictTime(request, shape, *batch, ScansFirst(*policy, /*layerwise=*/false), measured, response);
   return absl::OkStatus();
 }
 

@@ -43,7 +43,7 @@ class WatchReactor final : public StreamWriter<WatchBase, v1::WatchTransferRespo
   void OnProgress(const TransferReport& report) override {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      progress_ = Progress{report.state, report.chunks, report.chunks_total, report.wire_bytes};
+      progress_ = Progress{report.state, report.chunks, report.chunks_total, report.wire_bytes, report.choice};
     }
     Pump();
   }
@@ -80,6 +80,9 @@ class WatchReactor final : public StreamWriter<WatchBase, v1::WatchTransferRespo
       next->mutable_progress()->set_chunks_done(progress_->chunks_done);
       next->mutable_progress()->set_chunks_total(progress_->chunks_total);
       next->mutable_progress()->set_wire_bytes(progress_->wire_bytes);
+      if (progress_->choice.has_value()) {
+        BudgetChoiceToProto(*progress_->choice, next->mutable_progress()->mutable_budget_choice());
+      }
       progress_.reset();
       return true;
     }
@@ -90,6 +93,7 @@ class WatchReactor final : public StreamWriter<WatchBase, v1::WatchTransferRespo
   struct Progress {
     TransferState state;
     uint64_t chunks_done, chunks_total, wire_bytes;
+    std::optional<BudgetChoice> choice;
   };
 
   absl::Status Watch(const v1::WatchTransferRequest& request, const std::shared_ptr<WatchReactor>& self) {

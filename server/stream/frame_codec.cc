@@ -205,9 +205,13 @@ ReceiptFrame ReceiptFrom(const v1::Receipt& proto, Checker* check) {
   check->Range(proto.code(), 0, 16, "receipt.code");
   check->Text(proto.reason(), kMaxReasonBytes, "receipt.reason");
   check->Text(proto.message(), kMaxMessageBytes, "receipt.message");
-  const double seconds = proto.first_layer_ready_seconds();
-  check->Require(std::isfinite(seconds) && seconds >= 0, "receipt.first_layer_ready_seconds",
-                 "is negative or not finite");
+  const auto seconds = [&](double value, const char* field) {
+    check->Require(std::isfinite(value) && value >= 0, field, "is negative or not finite");
+    return value;
+  };
+  const double first_layer = seconds(proto.first_layer_ready_seconds(), "receipt.first_layer_ready_seconds");
+  const double span = seconds(proto.span_seconds(), "receipt.span_seconds");
+  const double busy = seconds(proto.busy_seconds(), "receipt.busy_seconds");
   if (!check->ok()) return {};
   return ReceiptFrame{static_cast<TransferState>(proto.state()),
                       proto.code(),
@@ -215,7 +219,9 @@ ReceiptFrame ReceiptFrom(const v1::Receipt& proto, Checker* check) {
                       proto.message(),
                       proto.chunks_received(),
                       proto.chunks_duplicate(),
-                      seconds};
+                      first_layer,
+                      span,
+                      busy};
 }
 
 // One overload per frame: how it is written.
@@ -277,6 +283,8 @@ void Put(const ReceiptFrame& in, v1::ControlFrame* frame) {
   out->set_chunks_received(in.chunks_received);
   out->set_chunks_duplicate(in.chunks_duplicate);
   out->set_first_layer_ready_seconds(in.first_layer_ready_seconds);
+  out->set_span_seconds(in.span_seconds);
+  out->set_busy_seconds(in.busy_seconds);
 }
 
 }  // namespace

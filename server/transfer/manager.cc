@@ -14,7 +14,6 @@ namespace spectrumkv {
 namespace {
 
 constexpr int64_t kRetryAfterMs = 200;
-constexpr size_t kMaxPeers = 1024;
 
 absl::Status Unknown(const std::string& transfer_id) {
   return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_TRANSFER",
@@ -37,7 +36,10 @@ TransferManagerImpl::TransferManagerImpl(TransferOptions options, TransferParts 
     : options_(options),
       parts_(parts),
       parking_(parts.clock, options.max_waiting_peers, std::max<int64_t>(1, options.progress_timeout_ms / 3),
-               options.max_deadline_ms) {}
+               options.max_deadline_ms),
+      rates_(options.compute_threads, options.inline_chunk_bytes) {
+  LearnSpeeds();
+}
 
 TransferManagerImpl::~TransferManagerImpl() { Shutdown(); }
 
@@ -78,6 +80,7 @@ absl::Status TransferManagerImpl::StartSender(SenderSpec spec) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (absl::Status ok = CheckNew({Role::kSender, spec.transfer_id}, spec.fingerprint); !ok.ok()) return ok;
   }
+  if (absl::Status chosen = ChooseBudgetOf(&spec); !chosen.ok()) return chosen;
   const bool dials = !spec.peer.empty();
   TransferSetup setup = SetupOf(Role::kSender, spec);
   absl::StatusOr<std::shared_ptr<SenderTransfer>> sender = SenderTransfer::Create(std::move(setup), std::move(spec));
@@ -275,13 +278,6 @@ std::vector<TransferReport> TransferManagerImpl::List(uint32_t limit, bool activ
   return reports;
 }
 
-std::vector<PeerStatus> TransferManagerImpl::ListPeers() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<PeerStatus> peers;
-  for (const auto& [address, peer] : peers_) peers.push_back(peer);
-  return peers;
-}
-
 uint32_t TransferManagerImpl::active() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return active_;
@@ -438,20 +434,6 @@ uint64_t TransferManagerImpl::NewSession(const std::shared_ptr<Transfer>& transf
 void TransferManagerImpl::DropSession(uint64_t session) {
   std::lock_guard<std::mutex> lock(mutex_);
   sessions_.erase(session);
-}
-
-void TransferManagerImpl::CountPeer(const std::string& address, const char* direction, const TransferReport* ended) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (peers_.count(address) == 0 && peers_.size() >= kMaxPeers) peers_.erase(peers_.begin());
-  PeerStatus& peer = peers_[address];
-  peer.address = address;
-  peer.direction = direction;
-  if (ended == nullptr) {
-    ++peer.sessions_total;
-    return;
-  }
-  (ended->role == Role::kSender ? peer.wire_bytes_sent : peer.wire_bytes_received) += ended->wire_bytes;
-  if (!ended->error.ok()) peer.last_error = absl::StrCat(ReasonOf(ended->error), ": ", std::string(ended->error.message()));
 }
 
 void TransferManagerImpl::OnSettled(const std::shared_ptr<Transfer>& transfer) {

@@ -37,6 +37,7 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   absl::Status ReportFirstToken(const std::string& transfer_id, std::optional<Role> role, double seconds) override;
   std::vector<TransferReport> List(uint32_t limit, bool active_only) override;
   std::vector<PeerStatus> ListPeers() override;
+  Measured MeasuredOf(const std::string& peer) override;
   uint32_t active() const override;
   void StartDraining(std::function<void()> done) override;
   void Shutdown() override;
@@ -51,6 +52,7 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   uint64_t NewSession(const std::shared_ptr<Transfer>& transfer, uint32_t attempt) override;
   void DropSession(uint64_t session) override;
   void CountPeer(const std::string& address, const char* direction, const TransferReport* ended) override;
+  RateBook& rates() override { return rates_; }
 
  private:
   using Key = std::pair<Role, std::string>;
@@ -69,6 +71,9 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   };
 
   absl::Status CheckNew(const Key& key, const std::string& fingerprint);  // REQUIRES mutex_
+  // manager_peers.cc.
+  void LearnSpeeds();
+  absl::Status ChooseBudgetOf(SenderSpec* spec);
   absl::Status Insert(const std::shared_ptr<Transfer>& transfer, bool dials);
   absl::StatusOr<Key> KeyOf(const std::string& transfer_id, std::optional<Role> role) const;  // REQUIRES mutex_
   void OnHello(std::shared_ptr<ControlSession> session, HelloFrame hello);
@@ -80,6 +85,7 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   const TransferOptions options_;
   const TransferParts parts_;
   Parking parking_;
+  RateBook rates_;
 
   mutable std::mutex mutex_;
   std::condition_variable idle_;

@@ -181,6 +181,7 @@ void ReceiverTransfer::AdmitWhenThereIsRoom() {
   waits_for_slot_ = true;
   auto held = std::make_shared<Slot>(parts().receive_slots->TryAcquire());
   if (*held) return OnFirstSlot(std::move(held));
+  slot_asked_ns_ = NowNs();
   slot_wait_ = parts().receive_slots->Acquire([this, self = shared_from_this()](Slot granted) {
     auto shared = std::make_shared<Slot>(std::move(granted));
     Post([this, shared] { OnFirstSlot(shared); });
@@ -190,6 +191,7 @@ void ReceiverTransfer::AdmitWhenThereIsRoom() {
 void ReceiverTransfer::OnFirstSlot(std::shared_ptr<Slot> slot) {
   slot_wait_ = 0;
   waits_for_slot_ = false;
+  if (slot_asked_ns_ != 0) slot_seconds_ = static_cast<double>(NowNs() - slot_asked_ns_) * 1e-9;
   if (terminal()) return;
   const uint32_t want = static_cast<uint32_t>(std::min<uint64_t>(options().credits_per_transfer, cuts_.size()));
   {
@@ -231,6 +233,8 @@ void ReceiverTransfer::OnChunk(uint32_t attempt, std::unique_ptr<ReceivedChunk> 
     if (!free_slots_.empty()) {
       *slot = std::move(free_slots_.back());
       free_slots_.pop_back();
+      if (chunks_held_++ == 0) held_since_ns_ = NowNs();
+      if (first_chunk_ns_ == 0) first_chunk_ns_ = held_since_ns_;
     }
   }
   if (!*slot) {
@@ -287,6 +291,8 @@ void ReceiverTransfer::ReturnSlot(std::shared_ptr<Slot> slot) {
   {
     std::lock_guard<std::mutex> lock(slots_mutex_);
     owned = slots_owned_;
+    last_return_ns_ = NowNs();
+    if (--chunks_held_ == 0) busy_ns_ += last_return_ns_ - held_since_ns_;
     // Room that others wait for goes to them, down to the one slot that keeps this transfer moving.
     if (owned > 1 && parts().receive_slots->waiting() > 0) {
       --slots_owned_;
@@ -378,7 +384,37 @@ void ReceiverTransfer::SayGoodbye() {
   receipt.chunks_received = report.chunks;
   receipt.chunks_duplicate = report.chunks_duplicate;
   receipt.first_layer_ready_seconds = report.first_layer_ready_seconds;
+  const ReceiverTimes times = Times();
+  receipt.span_seconds = times.span_seconds;
+  receipt.busy_seconds = times.busy_seconds;
   Tell(receipt);
+}
+
+ReceiverTimes ReceiverTransfer::Times() {
+  ReceiverTimes times;
+  times.slot_seconds = slot_seconds_;
+  times.before_seconds = SecondsSinceStart() - slot_seconds_;
+  std::lock_guard<std::mutex> lock(slots_mutex_);
+  if (first_chunk_ns_ == 0 || last_return_ns_ == 0) return times;
+  times.before_seconds -= static_cast<double>(NowNs() - first_chunk_ns_) * 1e-9;
+  times.span_seconds = static_cast<double>(last_return_ns_ - first_chunk_ns_) * 1e-9;
+  times.busy_seconds = static_cast<double>(busy_ns_) * 1e-9;
+  return times;
+}
+
+void ReceiverTransfer::Conclude() {
+  const LimitShare share = LimitOfReceiver(Times());
+  const TransferReport report = Snapshot();
+  if (state() == TransferState::kCommitted) {
+    host().rates().LearnDecoded(report.KvBytesByFamily(),
+                                report.stage_seconds[static_cast<size_t>(Stage::kReceive)] +
+                                    report.stage_seconds[static_cast<size_t>(Stage::kDecode)],
+                                NowNs());
+  }
+  UpdateReport([&](TransferReport& r) {
+    r.limited_by = share.limit;
+    r.limited_seconds = share.seconds;
+  });
 }
 
 void ReceiverTransfer::ReleaseAll() {

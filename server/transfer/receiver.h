@@ -31,6 +31,7 @@ class ReceiverTransfer final : public Transfer {
   void StopWork() override;
   void SayGoodbye() override;
   void ReleaseAll() override;
+  void Conclude() override;
 
   void OnHelloReply(const HelloReplyFrame& reply);
   void OnManifest(const ManifestFrame& manifest);
@@ -52,6 +53,7 @@ class ReceiverTransfer final : public Transfer {
   };
   void OnDecoded(const Decoded& decoded);
   void ReturnSlot(std::shared_ptr<Slot> slot);
+  ReceiverTimes Times();
   void Commit();
 
   std::unique_ptr<BlockHold> target_;
@@ -71,7 +73,12 @@ class ReceiverTransfer final : public Transfer {
   std::mutex slots_mutex_;
   std::vector<Slot> free_slots_;
   uint32_t slots_owned_ = 0;
+  // Of the same lock: since when there has been a chunk to decode, and for how long in all.
+  uint32_t chunks_held_ = 0;
+  int64_t first_chunk_ns_ = 0, held_since_ns_ = 0, last_return_ns_ = 0, busy_ns_ = 0;
   uint32_t credits_owed_ = 0;  // strand
+  int64_t slot_asked_ns_ = 0;  // strand
+  double slot_seconds_ = 0;    // strand
   SlotPool::WaitId slot_wait_ = 0;
   bool waits_for_slot_ = false;
   uint32_t manifest_attempt_ = 0;  // the last attempt that brought a manifest

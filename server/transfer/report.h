@@ -3,12 +3,14 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "server/plan/plan.h"
 #include "server/stream/frames.h"
+#include "server/transfer/predict.h"
 
 namespace spectrumkv {
 
@@ -36,6 +38,14 @@ struct TransferReport {
   double first_layer_ready_seconds = 0, duration_seconds = 0;
   std::array<double, kStageCount> stage_seconds{};
 
+  Limit limited_by = Limit::kUnknown;
+  double limited_seconds = 0;
+  // Of a sender: the link as this transfer saw it, and as the daemon knew it afterwards; the budget it chose.
+  std::optional<double> measured_link, link;
+  std::optional<BudgetChoice> choice;
+
+  // Bytes of the tokens that travelled, by the family of their tier; as if all layers were alike.
+  ByFamily KvBytesByFamily() const;
   uint64_t saved_bytes() const { return kv_bytes > wire_bytes ? kv_bytes - wire_bytes : 0; }
 };
 

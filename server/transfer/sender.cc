@@ -10,7 +10,6 @@
 namespace spectrumkv {
 namespace {
 
-constexpr uint32_t kMaxOutstandingPerStream = 3;
 constexpr uint64_t kKvBytesPerStream = 4 << 20;
 
 // What coding lost, of some chunks.
@@ -41,10 +40,12 @@ SenderTransfer::SenderTransfer(TransferSetup setup, SenderSpec spec)
     r.allocator = policy_.allocator;
     r.importance = policy_.importance;
     r.source_guard = source_->has_generations() ? "generations" : "none";
+    r.choice = spec.choice;
   });
 }
 
 void SenderTransfer::Start() {
+  NoteWait();
   ArmDeadline(layerwise_ ? std::max(deadline_ms_, options().max_deadline_ms) : deadline_ms_);
   source_->OnLost([weak = weak_from_this()](absl::Status why) {
     std::shared_ptr<Transfer> self = weak.lock();
@@ -134,6 +135,8 @@ void SenderTransfer::OnAccept(const AcceptFrame& accept) {
   }
   accepted_ = true;
   fence_ = accept.fence;
+  peer_key_ = dials() ? peer_address() : PeerKey(link_.control->peer(), /*dialled=*/false);
+  times_.starved = uint64_t{4} * accept.credits <= std::min<uint64_t>(options().credits_per_transfer, chunk_state_.size());
   credits_ = static_cast<uint32_t>(std::min<uint64_t>(accept.credits, chunk_state_.size()));
   for (const FrameRun& run : accept.chunks_received) {
     for (uint64_t i = run.first; i < uint64_t{run.first} + run.count && i < chunk_state_.size(); ++i) {
@@ -157,6 +160,9 @@ void SenderTransfer::OnAccept(const AcceptFrame& accept) {
 }
 
 void SenderTransfer::OnReceipt(const ReceiptFrame& receipt) {
+  receipt_ns_ = NowNs();
+  times_.span_seconds = receipt.span_seconds;
+  times_.busy_seconds = receipt.busy_seconds;
   if (receipt.state == TransferState::kCommitted) {
     // The receipt may overtake our own bookkeeping of the last chunk.
     if (handed_ == chunk_state_.size() || state() == TransferState::kVerifying) {
@@ -179,10 +185,10 @@ void SenderTransfer::OnCancelFrame(const CancelFrame& cancel) {
 void SenderTransfer::OnLinkLost() {
   accepted_ = false;
   credits_ = 0;
-  NoteCreditStall();
   outstanding_.clear();
   for (Encoded& encoded : encoded_) PutBack(encoded.chunk_index);
   encoded_.clear();
+  NoteWait();
 }
 
 void SenderTransfer::OnAction(Action action) {
@@ -206,18 +212,11 @@ void SenderTransfer::PutBack(uint32_t chunk_index) {
   ready_.push_front(chunk_index);
 }
 
+// Looks twice: what was waited for has come, and what is coded inside TakeSlots takes time of its own.
 void SenderTransfer::Pump() {
+  NoteWait();
   TakeSlots();
-  NoteCreditStall();
-}
-
-// Adds the wait since the last look; a chunk that is ready and has no credit begins the next.
-void SenderTransfer::NoteCreditStall() {
-  const int64_t now_ns = NowNs();
-  if (stalled_since_ns_ != 0) {
-    parts().metrics->AddCreditStall(static_cast<double>(now_ns - stalled_since_ns_) * 1e-9);
-  }
-  stalled_since_ns_ = accepted_ && !terminal() && credits_ == 0 && !ready_.empty() ? now_ns : 0;
+  NoteWait();
 }
 
 // As many as there are credits, planned chunks and room on the streams.
@@ -332,6 +331,7 @@ void SenderTransfer::HandToNetwork() {
     });
     parts().metrics->CountChunk(MetricRole::kSender, kv_bytes, chunk.bytes);
     const int64_t begin_ns = NowNs();
+    if (first_handed_ns_ == 0) first_handed_ns_ = begin_ns;
     link_.data[stream]->SendChunk(
         ToSend(std::move(chunk)),
         [this, self = shared_from_this(), attempt = attempt_.load(), stream, begin_ns](bool sent) {
@@ -368,7 +368,7 @@ void SenderTransfer::StopWork() {
   if (wants_slot_ && slot_wait_ != 0) parts().send_slots->Cancel(slot_wait_);
   encoded_.clear();
   ready_.clear();
-  NoteCreditStall();
+  NoteWait();
   gate_.Close([self = shared_from_this(), this] { Post([this] { Settle(); }); });
 }
 

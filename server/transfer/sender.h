@@ -28,6 +28,7 @@ class SenderTransfer final : public Transfer {
   SenderTransfer(TransferSetup setup, SenderSpec spec);
 
  private:
+  static constexpr uint32_t kMaxOutstandingPerStream = 3;
   // Of one chunk, in this order; a broken attempt brings kHanded back to kReady.
   enum class ChunkState : uint8_t { kUnwritten, kPlanning, kReady, kEncoding, kHanded, kReceived };
 
@@ -42,6 +43,7 @@ class SenderTransfer final : public Transfer {
   void StopWork() override;
   void SayGoodbye() override;
   void ReleaseAll() override;
+  void Conclude() override;
 
   void OnHelloReply(const HelloReplyFrame& reply);
   void OnAccept(const AcceptFrame& accept);
@@ -66,7 +68,10 @@ class SenderTransfer final : public Transfer {
   // Sending.
   void Pump();
   void TakeSlots();
-  void NoteCreditStall();
+  // What limits it (sender_rates.cc): to be called where that may have changed.
+  void NoteWait();
+  Limit WaitNow() const;
+  bool NetworkHasChunks() const;
   void OnSlot(Slot slot);
   // One chunk on its way into a slot.
   struct EncodeJob {
@@ -75,7 +80,8 @@ class SenderTransfer final : public Transfer {
     uint64_t fence;
     std::shared_ptr<Slot> slot;
     std::vector<Piece> lent;
-    absl::StatusOr<EncodeResult> result = absl::CancelledError("the transfer has ended");
+    // Until it is encoded: the transfer has ended. Without words, which would be an allocation for each chunk.
+    absl::StatusOr<EncodeResult> result = absl::Status(absl::StatusCode::kCancelled, "");
     double seconds = 0;
   };
   // On the compute executor, or at once if the chunk is small.
@@ -126,11 +132,16 @@ class SenderTransfer final : public Transfer {
   uint64_t handed_ = 0;
   uint64_t fence_ = 0;
   uint32_t credits_ = 0;
-  int64_t stalled_since_ns_ = 0;  // 0: not waiting for credits
   uint32_t encoding_ = 0;
   SlotPool::WaitId slot_wait_ = 0;
   bool wants_slot_ = false;
   bool accepted_ = false;
+
+  SenderTimes times_;
+  std::string peer_key_;  // PeerKey of who receives; empty until it is known
+  bool network_busy_ = false;
+  double network_seconds_ = 0;
+  int64_t first_handed_ns_ = 0, receipt_ns_ = 0;
 };
 
 }  // namespace spectrumkv

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/status.h"
 #include "server/plan/ladder.h"
+#include "server/transfer/predict.h"
 #include "server/transfer/sender.h"
 
 namespace spectrumkv {
@@ -33,10 +34,9 @@ absl::StatusOr<std::shared_ptr<SenderTransfer>> SenderTransfer::Create(TransferS
   // Key norms that decide which tokens travel are only known after a look at the whole source.
   const Policy& policy = transfer->policy_;
   const bool by_key_norm = policy.importance == ImportanceSource::kKeyNorm && MayDrop(policy.allocator);
-  // TWO_TIER that drops pays for escapes only if it knows them when it chooses.
+  // So does TWO_TIER that drops: it must know the escapes it has to pay for.
   const bool by_escapes = policy.allocator == Allocator::kTwoTier && policy.allow_drop && !transfer->layerwise_;
-  transfer->scans_ = policy.allocator != Allocator::kRaw &&
-                     (policy.importance == ImportanceSource::kKeyNorm || policy.strict_budget || by_escapes);
+  transfer->scans_ = ScansFirst(policy, transfer->layerwise_);
   if (by_key_norm || by_escapes) {
     if (transfer->layerwise_) {
       return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_POLICY",

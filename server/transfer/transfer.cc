@@ -41,14 +41,6 @@ Transfer::Transfer(TransferSetup setup)
       started_ns_(setup_.parts->clock->NowNs()),
       report_(FirstReport(setup_)) {}
 
-void Transfer::Post(std::function<void()> task) {
-  strand_.Post([self = shared_from_this(), run = std::move(task)] { run(); });
-}
-
-void Transfer::Dispatch(std::function<void()> task) {
-  strand_.Dispatch([self = shared_from_this(), run = std::move(task)] { run(); });
-}
-
 TransferReport Transfer::Snapshot() const {
   std::lock_guard<std::mutex> lock(report_mutex_);
   TransferReport report = report_;
@@ -121,6 +113,7 @@ void Transfer::Terminate() {
 
 void Transfer::Settle() {
   const bool committed = state_ == TransferState::kCommitted;
+  Conclude();
   // Blocks first: whoever hears of the end, here or at the peer, may use them at once.
   ReleaseAll();
   SayGoodbye();
@@ -192,6 +185,7 @@ void Transfer::CountOutcome(const TransferReport& report) {
   metrics.CountTransfer(who, outcome, report.duration_seconds, report.wire_bytes);
   if (state_ == TransferState::kCommitted) {
     metrics.AddSavedBytes(who, report.kv_bytes, report.wire_bytes);
+    metrics.CountLimit(who, static_cast<MetricLimit>(report.limited_by));
     for (int tier = 0; tier < kTierCount; ++tier) {
       const uint64_t tokens = report.tiers.k[tier] + report.tiers.v[tier];
       if (tokens > 0) metrics.AddTokens(who, static_cast<MetricTier>(tier), tokens);

@@ -11,9 +11,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/transfer/gate.h"
+#include "server/transfer/rates.h"
 #include "server/transfer/session.h"
 #include "server/transfer/state_table.h"
 #include "server/transfer/transfer_manager.h"
@@ -31,6 +33,7 @@ class TransferHost {
   virtual uint64_t NewSession(const std::shared_ptr<Transfer>& transfer, uint32_t attempt) = 0;
   virtual void DropSession(uint64_t session) = 0;
   virtual void CountPeer(const std::string& address, const char* direction, const TransferReport* ended) = 0;
+  virtual RateBook& rates() = 0;
 };
 
 struct TransferSetup {
@@ -54,10 +57,16 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   const std::string& fingerprint() const { return setup_.fingerprint; }
   Role role() const { return setup_.role; }
 
-  // Any thread.
-  void Post(std::function<void()> task);
+  // Any thread. The transfer lives until the task has run. Templates, so that a task is one allocation and not two.
+  template <typename Task>
+  void Post(Task task) {
+    strand_.Post([self = shared_from_this(), run = std::move(task)]() mutable { run(); });
+  }
   // As Post, but perhaps inside this call (Strand::Dispatch).
-  void Dispatch(std::function<void()> task);
+  template <typename Task>
+  void Dispatch(Task task) {
+    strand_.Dispatch([self = shared_from_this(), run = std::move(task)]() mutable { run(); });
+  }
   TransferReport Snapshot() const;
   bool settled() const { return settled_.load(std::memory_order_acquire); }
   // A chunk arrived on a data stream of `attempt`.
@@ -103,10 +112,14 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   virtual void SayGoodbye() = 0;
   // Let go of blocks and slots.
   virtual void ReleaseAll() = 0;
+  // The end has come: what there is to say about how the time was spent.
+  virtual void Conclude() = 0;
 
+  const std::string& peer_address() const { return setup_.peer; }  // empty: the peer dials
   bool dials() const { return !setup_.peer.empty(); }
   const TransferOptions& options() const { return *setup_.options; }
   const TransferParts& parts() const { return *setup_.parts; }
+  TransferHost& host() const { return *setup_.host; }
   TransferState state() const { return state_; }
   bool terminal() const { return IsTerminal(state_); }
   int64_t NowNs() const { return parts().clock->NowNs(); }

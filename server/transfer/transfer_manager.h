@@ -30,6 +30,7 @@ struct SenderSpec {
   std::string transfer_id, transfer_token, peer;
   std::unique_ptr<BlockHold> source;
   Policy policy;
+  std::optional<BudgetChoice> choice;  // set by the manager where the policy leaves the budget to it
   int64_t deadline_ms = 0;
   bool layerwise = false;
   // Equal fingerprints of the request make a repeated call idempotent.
@@ -52,6 +53,13 @@ class TransferWatcher {
   virtual void OnTerminal(const TransferReport& report) = 0;
 };
 
+// How long stages took for `kv_bytes` before the first transfer, by one thread (calibrate.h). 0: not measured.
+struct StageSpeeds {
+  double kv_bytes = 0;
+  ByFamily encode_seconds{}, decode_seconds{};
+  double scan_seconds = 0;
+};
+
 struct TransferOptions {
   uint64_t epoch = 0;
   int64_t progress_timeout_ms = 5000;
@@ -61,6 +69,8 @@ struct TransferOptions {
   // Chunks up to this size (KV bytes to encode, wire bytes to decode) are coded where they are met: handing them to the
   // compute executor would take longer than the work.
   uint64_t inline_chunk_bytes = 128 << 10;
+  uint32_t compute_threads = 2;  // of TransferParts::compute, for predictions
+  StageSpeeds speeds;
   uint32_t max_active = 1024;
   uint32_t max_waiting_peers = 1024;
   int64_t terminal_memory_ms = 300000;
@@ -82,6 +92,7 @@ struct TransferParts {
 struct PeerStatus {
   std::string address, direction, last_error;
   uint64_t sessions_active = 0, sessions_total = 0, wire_bytes_sent = 0, wire_bytes_received = 0;
+  Measured measured;
 };
 
 class TransferManager : public PeerAcceptor {
@@ -122,6 +133,8 @@ class TransferManager : public PeerAcceptor {
 
   virtual std::vector<TransferReport> List(uint32_t limit, bool active_only) = 0;
   virtual std::vector<PeerStatus> ListPeers() = 0;
+  // What is known of the way to a peer, named as in Send, and of this daemon's stages.
+  virtual Measured MeasuredOf(const std::string& peer) = 0;
   virtual uint32_t active() const = 0;
   // No new transfers from now on; `done` once, when none is active.
   virtual void StartDraining(std::function<void()> done) = 0;

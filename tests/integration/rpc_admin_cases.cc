@@ -62,6 +62,9 @@ TEST_F(RpcCases, ListTransfersAndPeers) {
 
   v1::ListPeersResponse peers;
   EXPECT_RPC_OK(admin().ListPeers(Context().get(), {}, &peers));
+  EXPECT_GT(peers.stages().threads(), 0u);
+  EXPECT_GT(peers.stages().encode().rotated_bytes_per_second(), 0);
+  EXPECT_GT(peers.stages().decode().raw_bytes_per_second(), 0);
   EXPECT_TOO_LARGE(admin().ListPeers(Context().get(), TooLarge<v1::ListPeersRequest>(), &peers));
 }
 

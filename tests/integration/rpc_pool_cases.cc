@@ -200,6 +200,16 @@ TEST_F(RpcCases, Plan) {
   uint64_t cells = 0;
   for (const v1::TierCount& tier : response.tiers()) cells += tier.k_tokens() + tier.v_tokens();
   EXPECT_EQ(cells, uint64_t{kTokens} * kPoolLayers * 2);
+  EXPECT_FALSE(response.has_predicted_seconds());
+  EXPECT_EQ(response.prediction_missing(), "NO_LINK_ASKED");
+
+  request.set_link_bytes_per_second(1e6);
+  EXPECT_RPC_OK(prefill_worker().Plan(Context().get(), request, &response));
+  EXPECT_GT(response.predicted_seconds(), static_cast<double>(response.wire_bytes()) / 1e6);
+  EXPECT_EQ(response.predicted_limited_by(), v1::LIMITED_BY_LINK);
+  request.set_link_bytes_per_second(-1);
+  EXPECT_REFUSED(prefill_worker().Plan(Context().get(), request, &response), INVALID_ARGUMENT, "OUT_OF_RANGE");
+  request.clear_link_bytes_per_second();
 
   request.mutable_policy()->set_budget(0.01);
   EXPECT_REFUSED(prefill_worker().Plan(Context().get(), request, &response), INVALID_ARGUMENT, "BUDGET_TOO_SMALL");

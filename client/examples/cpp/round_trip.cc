@@ -1,6 +1,6 @@
 // A prefill worker and a decode worker in one program: a KV cache goes from one daemon's worker socket to the other's.
 //
-//   round_trip PREFILL_WORKER_SOCKET DECODE_WORKER_SOCKET DECODE_PEER_HOST:PORT [BUDGET]
+//   round_trip PREFILL_WORKER_SOCKET DECODE_WORKER_SOCKET DECODE_PEER_HOST:PORT [BUDGET | auto:SECONDS]
 //
 // Built as build*/client/examples/round_trip by the presets of CONTRIBUTING.md, not by scripts/demo; the addresses that
 // scripts/demo --keep prints serve.
@@ -16,6 +16,7 @@
 
 #include "client/cpp/blocks.h"
 #include "client/cpp/client.h"
+#include "client/cpp/policies.h"
 #include "client/cpp/schema.h"
 #include "client/cpp/shared_memory.h"
 #include "client/cpp/status.h"
@@ -102,7 +103,7 @@ void FillIn(const Worker& worker, const std::vector<uint64_t>& blocks) {
 }
 
 absl::StatusOr<double> RoundTrip(const std::string& prefill_socket, const std::string& decode_socket,
-                                 const std::string& decode_peer, double budget) {
+                                 const std::string& decode_peer, const v1::Policy& policy) {
   absl::StatusOr<Worker> prefill = StartWorker(prefill_socket, "prefill", 16, 32);
   if (!prefill.ok()) return prefill.status();
   absl::StatusOr<Worker> decode = StartWorker(decode_socket, "decode", 32, 16);
@@ -126,7 +127,7 @@ absl::StatusOr<double> RoundTrip(const std::string& prefill_socket, const std::s
   send.set_peer(decode_peer);
   send.set_token_count(kTokens);
   *send.add_blocks() = Blocks(0, source);
-  send.mutable_policy()->set_budget(budget);
+  *send.mutable_policy() = policy;
   if (absl::Status status = prefill->client->Send(prefill->pool.get(), send); !status.ok()) return status;
 
   v1::TransferKey key;
@@ -147,16 +148,24 @@ absl::StatusOr<double> RoundTrip(const std::string& prefill_socket, const std::s
   return error;
 }
 
+// A number, or auto:SECONDS: the daemon chooses the budget for that time.
+v1::Policy PolicyOf(const std::string& budget) {
+  if (budget.rfind("auto:", 0) == 0) return AutoBudget(std::atof(budget.c_str() + 5));
+  v1::Policy policy;
+  policy.set_budget(std::atof(budget.c_str()));
+  return policy;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc < 4 || argc > 5) {
     std::fprintf(stderr,
-                 "usage: round_trip PREFILL_WORKER_SOCKET DECODE_WORKER_SOCKET DECODE_PEER_HOST:PORT [BUDGET]\n");
+                 "usage: round_trip PREFILL_WORKER_SOCKET DECODE_WORKER_SOCKET DECODE_PEER_HOST:PORT "
+                 "[BUDGET | auto:SECONDS]\n");
     return 2;
   }
-  const double budget = argc == 5 ? std::atof(argv[4]) : 0.5;
-  const absl::StatusOr<double> error = RoundTrip(argv[1], argv[2], argv[3], budget);
+  const absl::StatusOr<double> error = RoundTrip(argv[1], argv[2], argv[3], PolicyOf(argc == 5 ? argv[4] : "0.5"));
   if (!error.ok()) {
     std::fprintf(stderr, "round_trip: %s %s\n", spectrumkv::client::ReasonOf(error.status()).c_str(),
                  std::string(error.status().message()).c_str());

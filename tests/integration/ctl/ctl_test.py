@@ -187,6 +187,38 @@ class CtlTest(unittest.TestCase):
         self.assertGreater(error, 0)
         self.assertLess(error, 0.05)
 
+    def test_budget_for_a_time(self):
+        source, destination = self.pools("8")
+        blocks = ("--tokens", str(TOKENS), "--blocks")
+        auto = ("--budget", "auto", "--target-seconds", "0.5")
+        plan = self.prefill.json("plan", "--pool", source, *blocks, "7,6,0-2", *auto, "--link-rate", "1e4",
+                                 "--min-budget", "0.4")
+        self.assertEqual(plan["budget_choice"]["reason"], "BUDGET_REASON_OUT_OF_REACH")
+        self.assertEqual(plan["budget_choice"]["budget"], 0.4)
+        self.assertEqual(plan["predicted_limited_by"], "LIMITED_BY_LINK")
+        out = self.prefill.ctl("plan", "--pool", source, *blocks, "7,6,0-2", *auto, "--link-rate", "1e9")[1]
+        self.assertRegex(out, r"budget choice: +1.00, RAW_MEETS_TARGET of 500.0 ms, predicted .* at 953.7 MiB/s")
+        self.assertRegex(out, r"time: .*\(predicted, at 953.7 MiB/s, limited by \w+\)")
+        peer = self.decode.status["peer_address"]
+        out = self.prefill.ctl("plan", "--pool", source, *blocks, "7,6,0-2", "--peer", peer)[1]
+        self.assertRegex(out, r"time: +(not known: LINK_UNKNOWN|.*\(predicted)")
+        self.decode.json("expect", "--transfer", "auto", "--pool", destination, *blocks, "5,1,3")
+        report = self.prefill.json("send", "--transfer", "auto", "--pool", source, *blocks, "7,6,0-2", "--peer", peer,
+                                   *auto, "--wait")
+        self.assertEqual(report["state"], "TRANSFER_STATE_COMMITTED")
+        self.assertEqual(report["budget_choice"]["target_seconds"], 0.5)
+        self.assertNotEqual(report["limited_by"], "LIMITED_BY_UNSPECIFIED")
+        out = self.prefill.ctl("transfers", "show", "auto")[1]
+        self.assertRegex(out, r"limited by: +\w+ \(")
+        self.assertIn("budget choice:", out)
+        out = self.prefill.ctl("peers")[1]
+        self.assertRegex(out, r"PEER .* LINK +DECODE")
+        self.assertRegex(out, r"encode: +[\d.]+ [KMG]iB/s [\d.]+ [KMG]iB/s [\d.]+ [KMG]iB/s")
+        for words in (("--budget", "auto"), ("--budget", "0.5", "--target-seconds", "1"), ("--min-budget", "0.3")):
+            code, _, err = self.prefill.ctl("plan", "--pool", source, *blocks, "7,6,0-2", *words)
+            self.assertEqual(code, 2, words)
+            self.assertRegex(err, "target-seconds|min-budget")
+
     def test_cancel_what_waits(self):
         _, destination = self.pools("8")
         self.decode.json("expect", "--transfer", "wait", "--pool", destination, "--tokens", "70", "--blocks", "0-2")

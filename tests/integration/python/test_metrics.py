@@ -154,7 +154,7 @@ def test_connections_that_are_cut_are_made_again(pair):
 
 
 def _traffic(pair):
-    """Transfers of every tier, one that fails, a NaN, a lost lease, a first token."""
+    """Transfers of every tier, one with a chosen budget, one that fails, a NaN, a lost lease, a first token."""
     here, there, source, target = pair
     rng = np.random.default_rng(29)
     group = small_group(head_dim=64, num_blocks=64)
@@ -169,6 +169,7 @@ def _traffic(pair):
             move(name, source, target, here, there, a, b, 130,
                  policy=skv.policy(allocator="UNIFORM", uniform_tier=tier, tiers=TIERS, budget=1.1, sinks=0))  # fmt: skip
             target.report_first_token(name, 0.05)
+        move(unique("auto"), source, target, here, there, a, b, 130, policy=skv.policy(budget="auto", target_seconds=1))
         name = unique("fails")
         target.expect(name, pool=b.pool, token_count=130, blocks=b.blocks, deadline_ms=100)
         with pytest.raises(skv.TransferFailed):

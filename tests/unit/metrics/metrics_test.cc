@@ -196,6 +196,22 @@ TEST(MetricsTest, Gauges) {
             (Series{{"spectrumkv_leases_expired_total{kind=\"destination\"}", 1}}));
 }
 
+TEST(MetricsTest, WhatLimitsTransfersAndWhatLinksCarry) {
+  EXPECT_EQ(Effect([](Metrics& m) {
+              m.CountLimit(MetricRole::kSender, MetricLimit::kLink);
+              m.CountLimit(MetricRole::kReceiver, MetricLimit::kStaging);
+              m.CountBudgetChoice(MetricBudgetReason::kOutOfReach);
+              m.CountBudgetChoice(MetricBudgetReason::kStageUnknown);
+            }),
+            (Series{{"spectrumkv_transfers_limited_total{role=\"sender\",limited_by=\"link\"}", 1},
+                    {"spectrumkv_transfers_limited_total{role=\"receiver\",limited_by=\"staging\"}", 1},
+                    {"spectrumkv_budget_choices_total{reason=\"out_of_reach\"}", 1},
+                    {"spectrumkv_budget_choices_total{reason=\"stage_unknown\"}", 1}}));
+  EXPECT_EQ(Effect([](Metrics& m) { m.ObserveLinkRate(1.25e8); }),
+            (Series{{"spectrumkv_link_rate_bytes_per_second_count", 1},
+                    {"spectrumkv_link_rate_bytes_per_second_sum", 1.25e8}}));
+}
+
 TEST(MetricsTest, ReconstructionIsSampledAtTheShareAskedFor) {
   for (const uint64_t chunks : {uint64_t{0}, uint64_t{1}, uint64_t{2}, uint64_t{64}, uint64_t{1'000'000'000}}) {
     Metrics metrics({"1", "r", "scalar"}, chunks);

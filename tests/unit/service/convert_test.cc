@@ -301,6 +301,54 @@ TEST(Report, TakesEveryField) {
   EXPECT_EQ(proto.allocator(), v1::ALLOCATOR_PDTRIM);
   ASSERT_EQ(proto.stages_size(), 1);
   EXPECT_EQ(proto.stages(0).stage(), "encode");
+  EXPECT_EQ(proto.limited_by(), v1::LIMITED_BY_UNSPECIFIED);
+  EXPECT_FALSE(proto.has_link_bytes_per_second());
+  EXPECT_FALSE(proto.has_measured_link_bytes_per_second());
+  EXPECT_FALSE(proto.has_budget_choice());
+}
+
+TEST(Report, SaysWhatLimitedItAndWhatWasChosen) {
+  TransferReport report;
+  report.limited_by = Limit::kDecode;
+  report.limited_seconds = 0.25;
+  report.measured_link = 1e6;
+  report.link = 2e6;
+  report.choice = BudgetChoice{0.5, 0.2, 0.37, BudgetReason::kMeetsTarget, 0.49, 2e6};
+  v1::TransferReport proto;
+  ReportToProto(report, &proto);
+  EXPECT_EQ(proto.limited_by(), v1::LIMITED_BY_DECODE);
+  EXPECT_EQ(proto.limited_seconds(), 0.25);
+  EXPECT_EQ(proto.measured_link_bytes_per_second(), 1e6);
+  EXPECT_EQ(proto.link_bytes_per_second(), 2e6);
+  EXPECT_EQ(proto.budget_choice().target_seconds(), 0.5);
+  EXPECT_EQ(proto.budget_choice().min_budget(), 0.2);
+  EXPECT_EQ(proto.budget_choice().budget(), 0.37);
+  EXPECT_EQ(proto.budget_choice().reason(), v1::BUDGET_REASON_MEETS_TARGET);
+  EXPECT_EQ(proto.budget_choice().predicted_seconds(), 0.49);
+  EXPECT_EQ(proto.budget_choice().link_bytes_per_second(), 2e6);
+  report.choice = BudgetChoice{0.5, 0.2, 0.5, BudgetReason::kLinkUnknown, std::nullopt, std::nullopt};
+  ReportToProto(report, &proto);
+  EXPECT_EQ(proto.budget_choice().reason(), v1::BUDGET_REASON_LINK_UNKNOWN);
+}
+
+TEST(PolicyFromProto, TakesAnAutomaticBudget) {
+  v1::Policy proto;
+  proto.mutable_auto_budget()->set_target_seconds(0.5);
+  Policy defaults;
+  defaults.auto_min_budget = 0.25;
+  auto policy = PolicyFromProto(proto, defaults);
+  ASSERT_TRUE(policy.ok()) << policy.status();
+  EXPECT_EQ(policy->auto_target_seconds, 0.5);
+  EXPECT_EQ(policy->auto_min_budget, 0.25);
+  proto.mutable_auto_budget()->set_min_budget(0.3);
+  policy = PolicyFromProto(proto, defaults);
+  ASSERT_TRUE(policy.ok()) << policy.status();
+  EXPECT_EQ(policy->auto_min_budget, 0.3);
+  proto.set_budget(0.5);
+  EXPECT_ERROR(PolicyFromProto(proto, defaults).status(), kInvalidArgument, "INVALID_POLICY");
+  proto.clear_budget();
+  proto.mutable_auto_budget()->set_target_seconds(0);
+  EXPECT_ERROR(PolicyFromProto(proto, defaults).status(), kInvalidArgument, "INVALID_BUDGET");
 }
 
 }  // namespace

@@ -110,11 +110,13 @@ TEST(FrameCodec, TheOtherFramesKeepEveryField) {
   EXPECT_EQ(cancel.reason, "R");
   EXPECT_EQ(cancel.message, "m");
   const auto receipt =
-      std::get<ReceiptFrame>(RoundTrip(ReceiptFrame{TransferState::kCommitted, 0, "", "", 60, 1, 0.25}));
+      std::get<ReceiptFrame>(RoundTrip(ReceiptFrame{TransferState::kCommitted, 0, "", "", 60, 1, 0.25, 0.5, 0.125}));
   EXPECT_EQ(receipt.state, TransferState::kCommitted);
   EXPECT_EQ(receipt.chunks_received, 60u);
   EXPECT_EQ(receipt.chunks_duplicate, 1u);
   EXPECT_EQ(receipt.first_layer_ready_seconds, 0.25);
+  EXPECT_EQ(receipt.span_seconds, 0.5);
+  EXPECT_EQ(receipt.busy_seconds, 0.125);
 }
 
 TEST(FrameCodec, HelloBounds) {
@@ -180,6 +182,12 @@ TEST(FrameCodec, RefusesStatesThatAreNotTerminal) {
   receipt.code = 5;
   receipt.first_layer_ready_seconds = std::numeric_limits<double>::quiet_NaN();
   EXPECT_EQ(FieldOf(FrameFromProto(FrameToProto(receipt))), "receipt.first_layer_ready_seconds");
+  receipt.first_layer_ready_seconds = 0;
+  receipt.span_seconds = -1;
+  EXPECT_EQ(FieldOf(FrameFromProto(FrameToProto(receipt))), "receipt.span_seconds");
+  receipt.span_seconds = 0;
+  receipt.busy_seconds = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(FieldOf(FrameFromProto(FrameToProto(receipt))), "receipt.busy_seconds");
   CancelFrame cancel;
   cancel.cause = TransferState::kCommitted;
   EXPECT_EQ(FieldOf(FrameFromProto(FrameToProto(cancel))), "cancel.cause");

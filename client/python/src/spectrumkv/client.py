@@ -56,10 +56,18 @@ class Client:
         return DaemonOwnedPool(self, groups, model=model, **options)
 
     def plan(
-        self, pool: Pool, token_count: int, blocks: Blocks, policy: policy_pb2.Policy | None = None
-    ) -> worker_service_pb2.PlanResponse:
-        """What send would do with these blocks, without sending: tiers and exact wire bytes."""
-        request = worker_service_pb2.PlanRequest(token_count=token_count, blocks=_blocks(blocks), policy=policy)
+        self, pool: Pool, token_count: int, blocks: Blocks, policy: policy_pb2.Policy | None = None, *, peer: str = "",
+        link_bytes_per_second: float | None = None,
+    ) -> worker_service_pb2.PlanResponse:  # fmt: skip
+        """What send would do with these blocks, without sending: tiers and exact wire bytes.
+
+        With a peer ("host:port"), or a link of so many bytes a second, also how long it would take: predicted_seconds,
+        or why it is not known, prediction_missing.
+        """
+        request = worker_service_pb2.PlanRequest(
+            token_count=token_count, blocks=_blocks(blocks), policy=policy, peer=peer,
+            link_bytes_per_second=link_bytes_per_second,
+        )  # fmt: skip
         answer: worker_service_pb2.PlanResponse = pool.call(self.worker.Plan, request)
         return answer
 

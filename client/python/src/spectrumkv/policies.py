@@ -13,7 +13,9 @@ from spectrumkv.v1 import policy_pb2
 
 def policy(
     *,
-    budget: float | None = None,
+    budget: float | str | None = None,
+    target_seconds: float | None = None,
+    min_budget: float | None = None,
     allocator: str = "",
     tiers: Sequence[str] = (),
     uniform_tier: str = "",
@@ -29,7 +31,9 @@ def policy(
 
     budget: share of the raw KV bytes that may cross the wire, everything counted; a hard bound, in (0, 10].
         Above 1 only RAW needs, and a few tokens that pay for their headers. Not given: the daemon's default, raised to
-        the least possible where a source cannot meet it.
+        the least possible where a source cannot meet it. "auto": the daemon takes the least lossy budget whose predicted
+        time meets target_seconds, not below min_budget (not given: its configured one); the report's budget_choice says
+        which and why.
     allocator: "GREEDY", "SINK_PROTECT", "BALANCED", "TWO_TIER", "UNIFORM", "RANDOM", "PDTRIM", "SLIDING_WINDOW_SINK"
         or "RAW". uniform_tier is for UNIFORM, random_seed for RANDOM.
     tiers: those that may be used: "RAW", "P8", "Q8", "Q4", "P4", "Q3", "Q2", "DROP".
@@ -39,10 +43,20 @@ def policy(
     decay_lambda: importance of token j of n is multiplied by exp(-decay_lambda * (n - j)).
     sinks: tokens at the front that are always RAW.
 
-    Raises ValueError for a name that does not exist.
+    Raises ValueError for a name that does not exist, and for target_seconds or min_budget without budget="auto".
     """
     message = policy_pb2.Policy(random_seed=random_seed, strict_budget=strict_budget, payload_only=payload_only)
-    if budget is not None:
+    if budget == "auto":
+        if target_seconds is None:
+            raise ValueError('budget="auto" needs target_seconds')
+        message.auto_budget.target_seconds = target_seconds
+        if min_budget is not None:
+            message.auto_budget.min_budget = min_budget
+    elif target_seconds is not None or min_budget is not None:
+        raise ValueError('target_seconds and min_budget are for budget="auto"')
+    elif isinstance(budget, str):
+        raise ValueError(f'budget is a number or "auto", not {budget!r}')
+    elif budget is not None:
         message.budget = budget
     if allocator:
         message.allocator = _value(policy_pb2.Allocator, "ALLOCATOR_", allocator)
