@@ -326,6 +326,7 @@ else:
     client.publish(name, **source)
 if role == "source" and phase in ("half", "advanced"):
     client.advance(name, layers=1 if phase == "half" else 2, tokens=10)
+assert pool.wait_held()  # else the daemon would learn of this process's death by the end of the lease alone
 print(pool.pool_id, flush=True)
 time.sleep(100)
 """
