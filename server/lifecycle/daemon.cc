@@ -24,6 +24,7 @@
 #include "server/lifecycle/socket_guard.h"
 #include "server/memory/available.h"
 #include "server/memory/slot_pool.h"
+#include "server/memory/threads.h"
 #include "server/metrics/metrics.h"
 #include "server/pool/pool.h"
 #include "server/service/admin_service.h"
@@ -71,6 +72,22 @@ absl::Status CheckStaging(const Config::Memory& memory) {
                          std::to_string(memory.receive_slots) + ") of memory.slot_bytes (" +
                          std::to_string(memory.slot_bytes) + ") need",
                      (memory.send_slots + memory.receive_slots) * memory.slot_bytes);
+}
+
+size_t Cores() { return std::max(1u, std::thread::hardware_concurrency()); }
+
+size_t CodecThreads(const Config& config) {
+  return config.codec.threads == 0 ? Cores() : static_cast<size_t>(config.codec.threads);
+}
+
+// All of them: the codec's, our own and the HTTP server's, and those gRPC starts by number of cores, some of them later.
+size_t ThreadsNeeded(const Config& config) { return 30 + CodecThreads(config) + std::min<size_t>(4 * Cores(), 64); }
+
+// The error of a key's value, with the key.
+absl::Status Named(const std::string& key, const absl::Status& error) {
+  Metadata metadata = MetadataOf(error);
+  metadata["key"] = key;
+  return MakeError(error.code(), ReasonOf(error), key + ": " + std::string(error.message()), metadata);
 }
 
 TransferOptions TransferOptionsOf(const Config& config, uint64_t epoch) {
@@ -156,11 +173,10 @@ absl::Status Daemon::Impl::StartCodec() {
 
 absl::Status Daemon::Impl::StartEngine() {
   if (absl::Status room = CheckStaging(config_.memory); !room.ok()) return room;
-  const size_t cores = std::max(1u, std::thread::hardware_concurrency());
   clock_ = NewSystemClock();
   started_ns_ = clock_->NowNs();
   control_ = std::make_unique<ThreadPool>(kControlThreads);
-  compute_ = std::make_unique<ThreadPool>(config_.codec.threads == 0 ? cores : config_.codec.threads);
+  compute_ = std::make_unique<ThreadPool>(CodecThreads(config_));
   calls_ = std::make_unique<ThreadPool>(kCallThreads);
   send_slots_ = std::make_unique<SlotPool>(config_.memory.send_slots, config_.memory.slot_bytes);
   receive_slots_ = std::make_unique<SlotPool>(config_.memory.receive_slots, config_.memory.slot_bytes,
@@ -226,6 +242,7 @@ void Daemon::Impl::SetReady(bool ready) {
 absl::Status Daemon::Impl::StartHealth() {
   LocalServer::Options options;
   options.tcp_address = config_.health.listen_address;
+  options.tcp_key = "health.listen_address";
   options.health = true;
   auto server = LocalServer::Start(options);
   if (!server.ok()) return server.status();
@@ -238,7 +255,7 @@ absl::Status Daemon::Impl::StartHealth() {
 absl::Status Daemon::Impl::StartLocal(const std::string& name, const LocalServer::Options& options,
                                       std::unique_ptr<SocketGuard>* guard, std::unique_ptr<LocalServer>* server) {
   auto taken = SocketGuard::Take(options.socket);
-  if (!taken.ok()) return taken.status();
+  if (!taken.ok()) return Named(options.socket_key, taken.status());
   *guard = *std::move(taken);
   auto started = LocalServer::Start(options);
   if (!started.ok()) return started.status();
@@ -268,6 +285,8 @@ absl::Status Daemon::Impl::StartServers() {
 
   LocalServer::Options worker;
   worker.socket = config_.worker.socket;
+  worker.socket_key = "worker.socket";
+  worker.tcp_key = "worker.tcp_address";
   worker.socket_mode = static_cast<unsigned>(config_.worker.socket_mode);
   worker.tcp_address = config_.worker.tcp_address;
   worker.service = worker_service_.get();
@@ -276,6 +295,7 @@ absl::Status Daemon::Impl::StartServers() {
   if (!status.ok()) return status;
   LocalServer::Options admin;
   admin.socket = config_.admin.socket;
+  admin.socket_key = "admin.socket";
   admin.service = admin_service_.get();
   admin.reflection = true;
   status = StartLocal("admin", admin, &admin_guard_, &admin_);
@@ -303,6 +323,7 @@ absl::Status Daemon::Impl::StartServers() {
 absl::Status Daemon::Impl::Start() {
   absl::Status status = SetLogFormat(config_.log.format);
   if (status.ok()) status = SetLogLevel(config_.log.level);
+  if (status.ok()) status = CheckThreads(ThreadsNeeded(config_));
   if (status.ok()) status = StartHealth();
   if (status.ok()) status = StartCodec();
   if (!status.ok()) return status;

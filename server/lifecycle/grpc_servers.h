@@ -21,13 +21,14 @@ class LocalServer {
  public:
   struct Options {
     std::string socket;  // path, or ""
+    std::string socket_key, tcp_key;  // configuration keys of the addresses, for errors
     unsigned socket_mode = 0600;
     std::string tcp_address;           // host:port, or ""; port 0 takes a free one
     grpc::Service* service = nullptr;  // borrowed; null: none
     bool health = false;
     bool reflection = false;
   };
-  // Serves when it returns. UNAVAILABLE LISTEN_FAILED where an address is taken or not permitted. While a socket is
+  // Serves when it returns. ListenFailed (server/base/listen.h) where an address is taken or not permitted. While a socket is
   // bound the process's umask is that of socket_mode. Servers must be started one after the other.
   static absl::StatusOr<std::unique_ptr<LocalServer>> Start(const Options& options);
   ~LocalServer();

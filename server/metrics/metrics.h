@@ -90,7 +90,7 @@ class MetricsExposer {
   virtual ~MetricsExposer() = default;
   // The port it listens on (the one chosen for ":0").
   virtual int port() const = 0;
-  // `address` is host:port. Unavailable, reason METRICS_LISTEN, if it cannot listen there. `metrics` may die first.
+  // `address` is host:port. ListenFailed (server/base/listen.h) if it cannot listen there. `metrics` may die first.
   static absl::StatusOr<std::unique_ptr<MetricsExposer>> Start(const std::string& address, const Metrics& metrics);
 
  protected:

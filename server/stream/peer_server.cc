@@ -10,6 +10,7 @@
 #include <grpcpp/impl/server_builder_plugin.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
+#include "server/base/listen.h"
 #include "server/base/log.h"
 #include "server/base/status.h"
 #include "server/stream/status_codec.h"
@@ -190,11 +191,7 @@ absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Start(const PeerServerOp
   builder.RegisterService(&impl->service);
   impl->server = builder.BuildAndStart();
   if (impl->server == nullptr || impl->port == 0) {
-    return MakeError(
-        absl::StatusCode::kUnavailable, "LISTEN_FAILED",
-        "cannot listen on " + options.listen_address +
-            ": in use by another process, not an address of this machine, not permitted, or bad credentials",
-        {{"address", options.listen_address}});
+    return ListenFailed("peer.listen_address", options.listen_address);
   }
   impl->address =
       options.listen_address.substr(0, options.listen_address.rfind(':')) + ":" + std::to_string(impl->port);
