@@ -118,7 +118,8 @@ std::vector<KeySpec> MakeServerKeys() {
        1e6,
        {},
        "Transfers of all peers together that may wait here for their other half. More are refused at once, so that "
-       "peers cannot use up memory by opening."},
+       "peers cannot use up memory by opening. One host may have at most as many waiting as there is room left: half "
+       "of them where it is alone, and a host that comes later still finds room."},
       {"peer.connect_timeout_ms",
        KeyKind::kMilliseconds,
        Ref(FIELD(peer.connect_timeout_ms)),

@@ -363,7 +363,7 @@ void TransferManagerImpl::OnHello(std::shared_ptr<ControlSession> session, Hello
   }
   if (late.has_value()) return AnswerLate(*late, ours, session.get());
   if (refusal.ok()) {
-    refusal = parking_.Park(ours, session, hello);
+    refusal = parking_.Park(ours, session, hello, stream != nullptr ? stream->peer() : "");
     if (refusal.ok()) {
       // The half may have come between the look-up and the parking.
       std::unique_lock<std::mutex> lock(mutex_);
