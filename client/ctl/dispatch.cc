@@ -28,8 +28,8 @@ const std::vector<Flag>& CommonFlags() {
 const std::vector<Command>& Commands() {
   static const std::vector<Command> commands = [] {
     std::vector<Command> all;
-    for (const auto& group :
-         {AdminCommands(), PoolCommands(), BlockCommands(), TransferCommands(), SendCommands(), CodecCommands()}) {
+    for (const auto& group : {AdminCommands(), PoolCommands(), BlockCommands(), TransferCommands(), SendCommands(),
+                              CodecCommands(), SegmentCommands()}) {
       all.insert(all.end(), group.begin(), group.end());
     }
     return all;

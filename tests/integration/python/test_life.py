@@ -344,8 +344,8 @@ def worker_process(daemon, role, name, peer, phase):
         worker.kill()
         worker.wait()
         worker.stdout.close()
-        for path in pathlib.Path("/dev/shm").glob(f"spectrumkv-{worker.pid}-*"):
-            path.unlink()  # the dead worker could not
+        skv.sweep_stale_segments()  # the dead worker could not
+        assert not list(pathlib.Path("/dev/shm").glob(f"spectrumkv-kv-{worker.pid}-*"))
 
 
 def pools_of(daemon):
