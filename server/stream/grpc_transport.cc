@@ -95,6 +95,7 @@ StreamLimits LimitsOf(const GrpcTransportOptions& options) {
   StreamLimits limits;
   limits.connect_timeout_ms = options.connect_timeout_ms;
   limits.max_message_bytes = options.max_message_bytes;
+  limits.probe_tls = options.security.mode == PeerSecurity::Mode::kPlain;
   return limits;
 }
 

@@ -108,6 +108,13 @@ absl::Status CheckOwnIdentity(const PeerSecurity& security) {
                    {{"file", security.cert_file}, {"expected", name}});
 }
 
+absl::Status SecurityMismatch(const std::string& peer, const std::string& how) {
+  return MakeError(
+      absl::StatusCode::kUnauthenticated, "PEER_SECURITY_MISMATCH",
+      "no connection with the peer " + peer + ": " + how + "; peer.security must be the same on both sides",
+      {{"peer", peer}});
+}
+
 absl::Status HandshakeError(const std::string& peer, const std::string& words) {
   if (Says(words, "is not in peer certificate")) {
     return MakeError(absl::StatusCode::kPermissionDenied, "PEER_IDENTITY",
@@ -115,10 +122,11 @@ absl::Status HandshakeError(const std::string& peer, const std::string& words) {
   }
   // Without SSL_ERROR_SSL the connection broke during the handshake, which may be the network.
   if (!Says(words, "Ssl handshake failed: SSL_ERROR_SSL")) return absl::OkStatus();
+  if (Says(words, "wrong version number")) return SecurityMismatch(peer, "it does not speak TLS, this daemon does");
   const std::string cause =
       Says(words, "certificate verify failed")
           ? "the certificate of the peer " + peer + " has expired or is not of an authority in peer.tls.ca_file: "
-          : "no TLS with the peer " + peer + ", peer.security must be the same on both sides: ";
+          : "no TLS with the peer " + peer + ": ";
   return MakeError(absl::StatusCode::kUnauthenticated, "PEER_HANDSHAKE", cause + words, {{"peer", peer}});
 }
 

@@ -28,13 +28,16 @@ struct PeerSecurity {
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> PeerChannelCredentials(const PeerSecurity& security);
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> PeerServerCredentials(const PeerSecurity& security);
 
-// PERMISSION_DENIED PEER_IDENTITY where cert_file's first certificate is not for expected_identity: no peer would take it.
-// OK where mode is kPlain; else the errors above and those of CertificateExpiry.
+// PERMISSION_DENIED PEER_IDENTITY where cert_file's first certificate is not for expected_identity: no peer would take
+// it. OK where mode is kPlain; else the errors above and those of CertificateExpiry.
 absl::Status CheckOwnIdentity(const PeerSecurity& security);
+
+// UNAUTHENTICATED PEER_SECURITY_MISMATCH: one side has peer.security mtls, the other plain; `how` says which.
+absl::Status SecurityMismatch(const std::string& peer, const std::string& how);
 
 // What gRPC's words about a connection that could not be made say of the handshake with `peer`, where trying again
 // cannot help: PERMISSION_DENIED PEER_IDENTITY, its certificate is for another name; UNAUTHENTICATED PEER_HANDSHAKE,
-// its certificate does not verify or it speaks no TLS. OK where they say nothing of the kind.
+// its certificate does not verify; SecurityMismatch, it speaks no TLS. OK where they say nothing of the kind.
 absl::Status HandshakeError(const std::string& peer, const std::string& words);
 
 // When the first certificate of cert_file's chain ends, seconds since 1970; 0 where mode is kPlain. The errors above;

@@ -138,7 +138,7 @@ def test_a_peer_that_is_not_the_expected_one_ends_the_transfer_at_once(who, pull
         "another name": lambda: (ca.issue("other", 3, identity="prefill-0.example"), "PERMISSION_DENIED", "PEER_IDENTITY"),
         "another authority": lambda: (Ca(tmp_path).issue("foreign", 3), "UNAUTHENTICATED", "PEER_HANDSHAKE"),
         "expired": lambda: (ca.issue("expired", 0), "UNAUTHENTICATED", "PEER_HANDSHAKE"),
-        "no TLS": lambda: (None, "UNAUTHENTICATED", "PEER_HANDSHAKE"),
+        "no TLS": lambda: (None, "UNAUTHENTICATED", "PEER_SECURITY_MISMATCH"),
     }
     keys, code, reason = strange[who]()
     with acceptor(keys) as peer, running(**ca.issue("dialler", 3)) as daemon, daemon.client() as client:
@@ -152,6 +152,25 @@ def test_a_peer_that_is_not_the_expected_one_ends_the_transfer_at_once(who, pull
             assert (end.value.code, end.value.reason) == (code, reason)
             assert time.monotonic() - start < 3
             assert daemon.metrics()[ERRORS.format(code.lower())] == 1
+
+
+@pytest.mark.parametrize("pull", [False, True])
+def test_a_peer_with_tls_is_told_from_one_that_is_not_there(pull, ca, prefill, source):
+    """A daemon without TLS dials one with it."""
+    errors = ERRORS.format("unauthenticated")
+    before = prefill.metrics()[errors]
+    with running(**ca.issue("secured", 3)) as secured:
+        side = make_side(source, prefill, [small_group()], {0: [3, 1, 2]})
+        with side.pool:
+            start = time.monotonic()
+            name = unique("mismatch")
+            dial = source.fetch if pull else source.send
+            dial(name, peer=secured.peer, pool=side.pool, blocks=side.blocks, token_count=TOKENS, deadline_ms=30000)
+            with pytest.raises(skv.TransferFailed, match="peer.security must be the same on both sides") as end:
+                source.wait(name, timeout_s=30)
+            assert (end.value.code, end.value.reason) == ("UNAUTHENTICATED", "PEER_SECURITY_MISMATCH")
+            assert time.monotonic() - start < 3
+            assert prefill.metrics()[errors] == before + 1
 
 
 def test_a_dialler_of_another_name_is_told_and_counted(ca):

@@ -1,18 +1,25 @@
 // Who may talk to a daemon whose peers use mTLS.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
+#include <functional>
+#include <future>
 #include <iterator>
 #include <thread>
 
 #include "server/base/status.h"
 #include "server/stream/grpc_transport.h"
 #include "server/stream/peer_server.h"
+#include "server/stream/tls_probe.h"
 #include "tests/unit/stream/stream_fixtures.h"
 #include "tests/unit/stream/test_certificates.h"
 
@@ -56,10 +63,11 @@ TEST_F(SecurityTest, PeersOfOneCaTalk) {
 
 TEST_F(SecurityTest, StrangersAreRefused) {
   const PeerSecurity server = ca_.Issue("spectrumkv");
-  EXPECT_EQ(Dial(server, PeerSecurity{}).code(), absl::StatusCode::kUnavailable) << "no TLS";
-  const absl::Status plain = Dial(PeerSecurity{}, ca_.Issue("spectrumkv"));
-  EXPECT_EQ(plain.code(), absl::StatusCode::kUnauthenticated) << "server without TLS: " << plain;
-  EXPECT_EQ(ReasonOf(plain), "PEER_HANDSHAKE");
+  for (const absl::Status& mismatch : {Dial(server, PeerSecurity{}), Dial(PeerSecurity{}, ca_.Issue("spectrumkv"))}) {
+    EXPECT_EQ(mismatch.code(), absl::StatusCode::kUnauthenticated) << mismatch;
+    EXPECT_EQ(ReasonOf(mismatch), "PEER_SECURITY_MISMATCH") << mismatch;
+    EXPECT_THAT(std::string(mismatch.message()), testing::HasSubstr("peer.security must be the same on both sides"));
+  }
   PeerSecurity foreign = other_ca_.Issue("spectrumkv");
   const absl::Status distrusted = Dial(server, foreign);
   EXPECT_EQ(distrusted.code(), absl::StatusCode::kUnauthenticated) << "the client distrusts the server: " << distrusted;
@@ -106,6 +114,8 @@ TEST(HandshakeErrorTest, KnowsOnlyWhatCannotChange) {
       {"UNKNOWN: a: Ssl handshake failed: SSL_ERROR_SSL: error:0A000086:SSL routines::certificate verify failed",
        absl::StatusCode::kUnauthenticated, "PEER_HANDSHAKE"},
       {"UNKNOWN: a: Ssl handshake failed: SSL_ERROR_SSL: error:0A00010B:SSL routines::wrong version number",
+       absl::StatusCode::kUnauthenticated, "PEER_SECURITY_MISMATCH"},
+      {"UNKNOWN: a: Ssl handshake failed: SSL_ERROR_SSL: error:0A000438:SSL routines::tlsv1 alert internal error",
        absl::StatusCode::kUnauthenticated, "PEER_HANDSHAKE"},
       {"UNKNOWN: a: Ssl handshake failed: SSL_ERROR_SYSCALL", absl::StatusCode::kOk, ""},
       {"UNAVAILABLE: ipv4:1.2.3.4:1: Socket closed", absl::StatusCode::kOk, ""},
@@ -118,6 +128,89 @@ TEST(HandshakeErrorTest, KnowsOnlyWhatCannotChange) {
     EXPECT_EQ(ReasonOf(status), known.reason) << known.words;
     EXPECT_EQ(MetadataOf(status)["peer"], status.ok() ? "" : "1.2.3.4:1") << known.words;
   }
+}
+
+// A peer that does to each connection what `serve` says, one after the other.
+class RawPeer {
+ public:
+  explicit RawPeer(std::function<void(int fd)> serve) {
+    listen_ = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in place = {};
+    place.sin_family = AF_INET;
+    place.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(place);
+    EXPECT_EQ(bind(listen_, reinterpret_cast<sockaddr*>(&place), size), 0);
+    EXPECT_EQ(listen(listen_, 16), 0);
+    EXPECT_EQ(getsockname(listen_, reinterpret_cast<sockaddr*>(&place), &size), 0);
+    address_ = "127.0.0.1:" + std::to_string(ntohs(place.sin_port));
+    thread_ = std::thread([this, serve = std::move(serve)] {
+      for (int fd = accept(listen_, nullptr, nullptr); fd >= 0; fd = accept(listen_, nullptr, nullptr)) {
+        ++connections_;
+        serve(fd);
+        close(fd);
+      }
+    });
+  }
+  ~RawPeer() {
+    shutdown(listen_, SHUT_RDWR);
+    thread_.join();
+    close(listen_);
+  }
+  const std::string& address() const { return address_; }
+  int connections() const { return connections_; }
+
+ private:
+  int listen_ = -1;
+  std::string address_;
+  std::atomic<int> connections_{0};
+  std::thread thread_;
+};
+
+void Answer(int fd, const std::string& bytes) {
+  char heard[64];
+  EXPECT_GT(recv(fd, heard, sizeof(heard), 0), 0);
+  EXPECT_EQ(send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+}
+
+TEST_F(SecurityTest, OnlyTlsCountsAsTls) {
+  RecordingAcceptor acceptor;
+  PeerServerOptions options;
+  options.security = ca_.Issue("spectrumkv");
+  EXPECT_TRUE(SpeaksTls(PeerServer::Start(options, &acceptor).value()->address(), 15'000)) << "a daemon with TLS";
+  EXPECT_FALSE(SpeaksTls(PeerServer::Start({}, &acceptor).value()->address(), 15'000)) << "a daemon without";
+  using namespace std::string_literals;
+  EXPECT_TRUE(SpeaksTls(RawPeer([](int fd) { Answer(fd, "\x15\x03\x01\x00\x02\x02\x28"s); }).address(), 15'000));
+  EXPECT_FALSE(SpeaksTls(RawPeer([](int fd) { Answer(fd, "\x15\x04"); }).address(), 15'000));
+  EXPECT_FALSE(SpeaksTls(RawPeer([](int fd) { Answer(fd, "\x16"); }).address(), 15'000)) << "one byte, then the end";
+  EXPECT_FALSE(SpeaksTls(RawPeer([](int fd) { Answer(fd, "HTTP/1.1 400 Bad Request\r\n"); }).address(), 15'000));
+  EXPECT_FALSE(SpeaksTls(RawPeer([](int) {}).address(), 15'000)) << "hangs up at once";
+  EXPECT_FALSE(SpeaksTls("127.0.0.1:1", 15'000)) << "nobody";
+  EXPECT_FALSE(SpeaksTls("no address", 15'000));
+  const auto begin = std::chrono::steady_clock::now();
+  std::promise<void> over;
+  RawPeer silent([&](int) { over.get_future().wait(); });
+  EXPECT_FALSE(SpeaksTls(silent.address(), 50)) << "says nothing";
+  over.set_value();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+}
+
+// A peer that hangs up and does not speak TLS is one that cannot be reached; it is asked once a second at most, however
+// many streams it hangs up on.
+TEST_F(SecurityTest, AHangUpIsNoMismatchOfItself) {
+  RawPeer peer([](int) {});
+  auto transport = GrpcTransport::Create({}).value();
+  constexpr int kStreams = 20;
+  std::vector<std::shared_ptr<Recorder>> listeners;
+  std::vector<std::shared_ptr<ControlStream>> streams;
+  for (int i = 0; i < kStreams; ++i) {
+    listeners.push_back(std::make_shared<Recorder>());
+    streams.push_back(transport->OpenControl(peer.address(), listeners.back()));
+    const absl::Status status = listeners.back()->WaitClosed();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    EXPECT_EQ(ReasonOf(status), "PEER_UNREACHABLE") << status;
+    EXPECT_EQ(listeners.back()->faults(), 0);
+  }
+  EXPECT_LT(peer.connections(), 2 * kStreams) << "each stream asked on its own";
 }
 
 TEST_F(SecurityTest, BadFilesAreNamed) {
