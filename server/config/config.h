@@ -29,8 +29,11 @@ struct Config {
       std::string certificate_file;
       std::string private_key_file;
       std::string ca_file;
+      uint64_t reload_interval_ms = 10000;
     } tls;
-    uint64_t streams = 2;  // data streams of one transfer
+    std::vector<std::string> identities = {"spectrumkv"};
+    std::vector<std::string> allowed_hosts;  // to dial; none: all
+    uint64_t streams = 2;                    // data streams of one transfer
     uint64_t max_message_bytes = 4 << 20;
     uint64_t max_waiting_transfers = 1024;  // of all peers
     uint64_t connect_timeout_ms = 5000;

@@ -75,7 +75,7 @@ std::vector<KeySpec> MakeServerKeys() {
        0,
        0,
        {},
-       "This daemon's certificate chain, PEM. Needed for mtls. The first must be for the DNS name spectrumkv."},
+       "This daemon's certificate chain, PEM. Needed for mtls. The first must fit one of peer.identities."},
       {"peer.tls.private_key_file",
        KeyKind::kFile,
        Ref(FIELD(peer.tls.private_key_file)),
@@ -91,8 +91,39 @@ std::vector<KeySpec> MakeServerKeys() {
        0,
        0,
        {},
-       "The authorities whose certificates peers must present, PEM. Needed for mtls. They must be for the DNS name "
-       "spectrumkv, too, whatever the peer's address."},
+       "The authorities whose certificates peers must present, PEM. Needed for mtls. They must be for one of "
+       "peer.identities, too, whatever the peer's address."},
+      {"peer.tls.reload_interval_ms",
+       KeyKind::kMilliseconds,
+       Ref(FIELD(peer.tls.reload_interval_ms)),
+       "ms",
+       100,
+       kHourMs,
+       {},
+       "How often the three files are looked at. Changed ones are used for what begins from then on, once they fit "
+       "each "
+       "other; until then the old ones stay. To swap authorities, put both into ca_file everywhere, then swap "
+       "certificates, then take the old one out, with this and two seconds between the steps."},
+      {"peer.identities",
+       KeyKind::kIdentities,
+       Ref(FIELD(peer.identities)),
+       "",
+       0,
+       0,
+       {},
+       "Whom peers may be, by the alternative names of their certificates: DNS names such as spectrumkv or "
+       "*.kv.example, URIs such as spiffe://prod/ns/*/sa/kv. * stands for one whole label or segment. The same rule "
+       "for "
+       "those who dial and those who are dialled."},
+      {"peer.allowed_hosts",
+       KeyKind::kHosts,
+       Ref(FIELD(peer.allowed_hosts)),
+       "",
+       0,
+       0,
+       {},
+       "Hosts that workers may have this daemon dial: networks such as 10.1.0.0/16, addresses, names as they are "
+       "written in requests. All where empty."},
       {"peer.streams",
        KeyKind::kCount,
        Ref(FIELD(peer.streams)),
@@ -463,6 +494,10 @@ std::string EnvironmentName(const std::string& path) {
     name.push_back(c == '.' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c))));
   }
   return name;
+}
+
+bool IsList(KeyKind kind) {
+  return kind == KeyKind::kChoices || kind == KeyKind::kIdentities || kind == KeyKind::kHosts;
 }
 
 std::string LimitsText(const KeySpec& key) {

@@ -18,8 +18,10 @@
 #include "server/base/ids.h"
 #include "server/base/log.h"
 #include "server/base/status.h"
+#include "server/lifecycle/certificate_watch.h"
 #include "server/lifecycle/drain.h"
 #include "server/lifecycle/gauges.h"
+#include "server/lifecycle/grpc_log.h"
 #include "server/lifecycle/grpc_servers.h"
 #include "server/lifecycle/socket_guard.h"
 #include "server/memory/available.h"
@@ -51,6 +53,7 @@ PeerSecurity SecurityOf(const Config& config) {
   security.cert_file = config.peer.tls.certificate_file;
   security.key_file = config.peer.tls.private_key_file;
   security.ca_file = config.peer.tls.ca_file;
+  security.identities = config.peer.identities;
   return security;
 }
 
@@ -80,7 +83,8 @@ size_t CodecThreads(const Config& config) {
   return config.codec.threads == 0 ? Cores() : static_cast<size_t>(config.codec.threads);
 }
 
-// All of them: the codec's, our own and the HTTP server's, and those gRPC starts by number of cores, some of them later.
+// All of them: the codec's, our own and the HTTP server's, and those gRPC starts by number of cores, some of them
+// later.
 size_t ThreadsNeeded(const Config& config) { return 30 + CodecThreads(config) + std::min<size_t>(4 * Cores(), 64); }
 
 // The error of a key's value, with the key.
@@ -123,6 +127,7 @@ class Daemon::Impl {
   absl::Status StartHealth();
   absl::Status StartLocal(const std::string& name, const LocalServer::Options& options,
                           std::unique_ptr<SocketGuard>* guard, std::unique_ptr<LocalServer>* server);
+  void WatchCertificates(const PeerSecurity& security);
   DaemonStatus Status() const;
   // What the Health port and the worker socket say.
   void SetReady(bool ready);
@@ -152,6 +157,7 @@ class Daemon::Impl {
   std::unique_ptr<SocketGuard> worker_guard_, admin_guard_;
   std::unique_ptr<LocalServer> worker_, admin_;
   std::unique_ptr<PeerServer> peer_;
+  std::unique_ptr<CertificateWatch> certificates_;
   std::unique_ptr<MetricsExposer> exposer_;
 };
 
@@ -179,8 +185,8 @@ absl::Status Daemon::Impl::StartEngine() {
   compute_ = std::make_unique<ThreadPool>(CodecThreads(config_));
   calls_ = std::make_unique<ThreadPool>(kCallThreads);
   send_slots_ = std::make_unique<SlotPool>(config_.memory.send_slots, config_.memory.slot_bytes);
-  receive_slots_ = std::make_unique<SlotPool>(config_.memory.receive_slots, config_.memory.slot_bytes,
-                                              SlotPool::Backing::kNone);
+  receive_slots_ =
+      std::make_unique<SlotPool>(config_.memory.receive_slots, config_.memory.slot_bytes, SlotPool::Backing::kNone);
 
   // Where there is none, FILE segments are refused one by one; whoever uses no files needs none.
   if (mkdir(config_.memory.shared_dir.c_str(), 0770) != 0 && errno != EEXIST) {
@@ -308,6 +314,7 @@ absl::Status Daemon::Impl::StartServers() {
   auto peer_server = PeerServer::Start(peer, transfers_.get());
   if (!peer_server.ok()) return peer_server.status();
   peer_ = *std::move(peer_server);
+  if (peer.security.mode == PeerSecurity::Mode::kMtls) WatchCertificates(peer.security);
   auto exposer = MetricsExposer::Start(config_.metrics.listen_address, *metrics_);
   if (!exposer.ok()) return exposer.status();
   exposer_ = *std::move(exposer);
@@ -320,6 +327,17 @@ absl::Status Daemon::Impl::StartServers() {
   return absl::OkStatus();
 }
 
+void Daemon::Impl::WatchCertificates(const PeerSecurity& security) {
+  CertificateWatch::Parts parts;
+  parts.clock = clock_.get();
+  parts.executor = calls_.get();
+  parts.metrics = metrics_.get();
+  parts.interval_ms = static_cast<int64_t>(config_.peer.tls.reload_interval_ms);
+  parts.reloads = {[this] { return peer_->ReloadSecurity(); }, [this] { return transport_->ReloadSecurity(); }};
+  parts.expiry = [security] { return CertificateExpiry(security); };
+  certificates_ = std::make_unique<CertificateWatch>(std::move(parts));
+}
+
 absl::Status Daemon::Impl::Start() {
   absl::Status status = SetLogFormat(config_.log.format);
   if (status.ok()) status = SetLogLevel(config_.log.level);
@@ -329,6 +347,7 @@ absl::Status Daemon::Impl::Start() {
   if (!status.ok()) return status;
   metrics_ = std::make_unique<Metrics>(Metrics::BuildInfo{Version(), Revision(), backend_->name()},
                                        config_.metrics.reconstruction_sample_chunks);
+  CountHandshakeFailuresIn(metrics_.get());
   status = StartEngine();
   if (status.ok()) status = StartServers();
   if (!status.ok()) return status;
@@ -360,6 +379,8 @@ DaemonStatus Daemon::Impl::Status() const {
 
 void Daemon::Impl::Stop() {
   SetReady(false);
+  certificates_.reset();
+  CountHandshakeFailuresIn(nullptr);
   // Transfers end while both sides can still be told.
   if (transfers_ != nullptr) transfers_->Shutdown();
   // Before the worker server, whose health a Drain call sets.

@@ -5,10 +5,10 @@
 
 #include <string>
 
-#include <grpc/support/log.h>
 #include "server/base/log.h"
 #include "server/base/status.h"
 #include "server/lifecycle/daemon.h"
+#include "server/lifecycle/grpc_log.h"
 #include "server/lifecycle/signals.h"
 #include "server/stream/tune_allocator.h"
 
@@ -17,27 +17,19 @@ namespace {
 
 int Fail(const absl::Status& status) {
   const Metadata metadata = MetadataOf(status);
-  const auto named = [&metadata](const char* key) { return metadata.count(key) > 0 ? metadata.at(key) : std::string(); };
+  const auto named = [&metadata](const char* key) {
+    return metadata.count(key) > 0 ? metadata.at(key) : std::string();
+  };
   SPECTRUMKV_LOG(kError, "lifecycle", "cannot start", {"reason", ReasonOf(status)}, {"key", named("key")},
                  {"cause", named("cause")}, {"error", std::string(status.message())});
   return 1;
-}
-
-// gRPC's own words, as events of ours: one format, one stream, one level.
-void LogOfGrpc(gpr_log_func_args* args) {
-  const std::string place = std::string(args->file) + ":" + std::to_string(args->line);
-  switch (args->severity) {
-    case GPR_LOG_SEVERITY_ERROR: SPECTRUMKV_LOG(kError, "grpc", args->message, {"at", place}); break;
-    case GPR_LOG_SEVERITY_INFO: SPECTRUMKV_LOG(kInfo, "grpc", args->message, {"at", place}); break;
-    default: SPECTRUMKV_LOG(kDebug, "grpc", args->message, {"at", place}); break;
-  }
 }
 
 }  // namespace
 
 void PrepareProcess() {
   TuneAllocator();
-  gpr_set_log_function(LogOfGrpc);
+  InstallGrpcLog();
   // Every segment of a pool stays open, and systems give 1024 by default for programs that use select.
   struct rlimit files = {};
   if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == files.rlim_max) return;

@@ -25,6 +25,8 @@ enum class MetricId {
   kNonfiniteValues,
   kCreditStall,
   kLeasesExpired,
+  kCertificateReloads,
+  kHandshakeFailures,
   kFirstToken,
   kTransferDuration,
   kFirstLayerReady,

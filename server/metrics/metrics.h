@@ -22,6 +22,7 @@ enum class MetricStage { kQueue, kScan, kPlan, kEncode, kSend, kReceive, kDecode
 enum class MetricTier { kRaw, kP8, kQ4, kQ3, kQ2, kP4, kQ8 };  // ids of proto/WIRE_FORMAT.md
 enum class MetricLease { kPool, kSource, kDestination };
 enum class MetricBlocks { kFree, kSending, kReceiving };
+enum class MetricReload { kOk, kFailed };
 enum class MetricStaging { kSendUsed, kSendFree, kReceiveUsed, kReceiveFree };
 
 constexpr int kMetricRoles = 2;
@@ -30,6 +31,7 @@ constexpr int kMetricStages = 8;
 constexpr int kMetricTiers = 7;
 constexpr int kMetricLeases = 3;
 constexpr int kMetricBlocks = 3;
+constexpr int kMetricReloads = 2;
 constexpr int kMetricStagings = 4;
 
 class Metrics {
@@ -59,6 +61,8 @@ class Metrics {
   void AddNonfiniteValues(uint64_t values);
   void AddCreditStall(double seconds);
   void CountLeaseExpired(MetricLease kind);
+  void CountCertificateReload(MetricReload result);
+  void CountHandshakeFailure();
   void CountError(MetricStage stage, absl::StatusCode code);  // kOk is not counted
 
   void ObserveStage(MetricStage stage, double seconds);
@@ -104,6 +108,7 @@ const char* MetricLabelOf(MetricStage stage);
 const char* MetricLabelOf(MetricTier tier);
 const char* MetricLabelOf(MetricLease kind);
 const char* MetricLabelOf(MetricBlocks state);
+const char* MetricLabelOf(MetricReload result);
 const char* MetricLabelOf(MetricStaging state);
 // "invalid_argument": canonical names in lower snake; "" for kOk.
 const char* MetricLabelOf(absl::StatusCode code);

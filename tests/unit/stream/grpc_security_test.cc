@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <future>
@@ -25,6 +26,11 @@
 
 namespace spectrumkv {
 namespace {
+
+std::string Text(const std::string& file) {
+  std::ifstream in(file);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
 
 class SecurityTest : public testing::Test {
  protected:
@@ -87,6 +93,108 @@ TEST_F(SecurityTest, IdentitiesAreChecked) {
   EXPECT_THAT(std::string(status.message()), testing::HasSubstr("for somebody, not for spectrumkv"));
 }
 
+// The same rule on both sides: what a dialler takes an acceptor takes, and the other way round.
+TEST_F(SecurityTest, PatternsCountOnBothSides) {
+  const struct {
+    const char* identity;
+    const char* pattern;
+    bool fits;
+  } cases[] = {{"prefill-0.kv.example", "*.kv.example", true},
+               {"prefill-0.kv.example", "prefill-0.kv.example", true},
+               {"PREFILL-0.kv.example", "prefill-0.KV.example", true},
+               {"a.b.kv.example", "*.kv.example", false},
+               {"kv.example", "*.kv.example", false},
+               {"prefill-0.kv.example", "prefill-1.kv.example", false}};
+  for (const auto& c : cases) {
+    PeerSecurity good = ca_.Issue("spectrumkv"), other = ca_.Issue(c.identity);
+    good.identities = {"spectrumkv", c.pattern};
+    other.identities = {"spectrumkv"};
+    const absl::Status as_client = Dial(good, other), as_server = Dial(other, good);
+    EXPECT_EQ(as_client.ok(), c.fits) << c.identity << " dials " << c.pattern << ": " << as_client;
+    EXPECT_EQ(as_server.ok(), c.fits) << c.pattern << " dials " << c.identity << ": " << as_server;
+    if (c.fits) continue;
+    for (const absl::Status& refused : {as_client, as_server}) {
+      EXPECT_EQ(refused.code(), absl::StatusCode::kPermissionDenied) << refused;
+      EXPECT_EQ(ReasonOf(refused), "PEER_IDENTITY") << refused;
+    }
+  }
+}
+
+// Files are swapped as an operator does it: authorities of both times first, then certificates, then the new one alone.
+TEST_F(SecurityTest, SwappedFilesAreUsedAndOldOnesRefused) {
+  const PeerSecurity files = ca_.Issue("spectrumkv"), old = ca_.Issue("spectrumkv");
+  const PeerSecurity fresh = other_ca_.Issue("spectrumkv");
+  PeerSecurity served = files;
+  served.ca_file = ca_.folder() + "/bundle.pem";
+  const auto copy = [](const std::string& from, const std::string& to) {
+    std::filesystem::copy_file(from, to, std::filesystem::copy_options::overwrite_existing);
+  };
+  copy(ca_.ca_file(), served.ca_file);
+  RecordingAcceptor acceptor;
+  PeerServerOptions options;
+  options.security = served;
+  auto server = PeerServer::Start(options, &acceptor).value();
+  GrpcTransportOptions dial;
+  dial.security = served;
+  auto transport = GrpcTransport::Create(dial).value();
+  dial.security = old;
+  auto old_transport = GrpcTransport::Create(dial).value();
+  size_t streams = 0;
+  const auto open = [&](GrpcTransport& by) {
+    auto listener = std::make_shared<Recorder>();
+    auto stream = by.OpenControl(server->address(), listener);
+    stream->Send(HeartbeatFrame{"sending"});
+    bool accepted = false;
+    WaitUntil([&] {
+      accepted = acceptor.controls() > streams;
+      return accepted || listener->closed();
+    });
+    if (accepted) ++streams;
+    stream->Close(absl::OkStatus());
+    return accepted ? absl::OkStatus() : listener->WaitClosed();
+  };
+  EXPECT_TRUE(open(*transport).ok());
+  EXPECT_TRUE(open(*old_transport).ok());
+  EXPECT_FALSE(server->ReloadSecurity().value()) << "nothing has changed";
+  EXPECT_FALSE(transport->ReloadSecurity().value());
+
+  std::ofstream(served.ca_file) << Text(ca_.ca_file()) << Text(other_ca_.ca_file());
+  EXPECT_TRUE(server->ReloadSecurity().value());
+  EXPECT_TRUE(transport->ReloadSecurity().value());
+  EXPECT_TRUE(open(*transport).ok());
+
+  // Half a swap is none: the key is not that of the certificate, so all is as it was.
+  copy(fresh.cert_file, served.cert_file);
+  EXPECT_EQ(ReasonOf(server->ReloadSecurity().status()), "TLS_FILE_INVALID");
+  EXPECT_EQ(ReasonOf(transport->ReloadSecurity().status()), "TLS_FILE_INVALID");
+  EXPECT_TRUE(open(*transport).ok());
+  copy(fresh.key_file, served.key_file);
+  EXPECT_TRUE(server->ReloadSecurity().value());
+  EXPECT_TRUE(transport->ReloadSecurity().value());
+  // gRPC looks at what is served once a second.
+  dial.security = fresh;  // trusts the new authority alone
+  auto fresh_transport = GrpcTransport::Create(dial).value();
+  EXPECT_TRUE(WaitUntil([&] { return open(*fresh_transport).ok(); }));
+  EXPECT_TRUE(open(*transport).ok());
+  EXPECT_TRUE(open(*old_transport).ok()) << "its authority is still one of two";
+
+  copy(other_ca_.ca_file(), served.ca_file);
+  EXPECT_TRUE(server->ReloadSecurity().value());
+  EXPECT_TRUE(transport->ReloadSecurity().value());
+  const absl::Status refused = open(*old_transport);  // on a connection that was made when it was welcome
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnauthenticated) << refused;
+  EXPECT_EQ(ReasonOf(refused), "PEER_CERTIFICATE") << refused;
+  EXPECT_TRUE(open(*transport).ok());
+
+  // A certificate for somebody else, which peers would not take, is not taken here either.
+  const PeerSecurity stranger = other_ca_.Issue("somebody");
+  copy(stranger.cert_file, served.cert_file);
+  copy(stranger.key_file, served.key_file);
+  EXPECT_EQ(ReasonOf(server->ReloadSecurity().status()), "PEER_IDENTITY");
+  EXPECT_EQ(ReasonOf(transport->ReloadSecurity().status()), "PEER_IDENTITY");
+  EXPECT_TRUE(open(*transport).ok());
+}
+
 TEST_F(SecurityTest, OwnIdentityIsChecked) {
   EXPECT_TRUE(CheckOwnIdentity(PeerSecurity{}).ok()) << "plain";
   EXPECT_TRUE(CheckOwnIdentity(ca_.Issue("spectrumkv")).ok());
@@ -108,16 +216,16 @@ TEST(HandshakeErrorTest, KnowsOnlyWhatCannotChange) {
     absl::StatusCode code;
     const char* reason;
   } cases[] = {
-      {"failed to connect to all addresses; last error: UNKNOWN: ipv4:1.2.3.4:1: Peer name x is not in peer "
-       "certificate",
+      {"failed to connect to all addresses; last error: UNKNOWN: ipv4:1.2.3.4:1: Custom verification check failed with "
+       "error: PERMISSION_DENIED: SPECTRUMKV_PEER_IDENTITY it is for x",
        absl::StatusCode::kPermissionDenied, "PEER_IDENTITY"},
-      {"UNKNOWN: a: Ssl handshake failed: SSL_ERROR_SSL: error:0A000086:SSL routines::certificate verify failed",
+      {"UNKNOWN: a: Tls handshake failed: SSL_ERROR_SSL: error:0A000086:SSL routines::certificate verify failed",
        absl::StatusCode::kUnauthenticated, "PEER_HANDSHAKE"},
-      {"UNKNOWN: a: Ssl handshake failed: SSL_ERROR_SSL: error:0A00010B:SSL routines::wrong version number",
+      {"UNKNOWN: a: Tls handshake failed: SSL_ERROR_SSL: error:0A00010B:SSL routines::wrong version number",
        absl::StatusCode::kUnauthenticated, "PEER_SECURITY_MISMATCH"},
-      {"UNKNOWN: a: Ssl handshake failed: SSL_ERROR_SSL: error:0A000438:SSL routines::tlsv1 alert internal error",
+      {"UNKNOWN: a: Tls handshake failed: SSL_ERROR_SSL: error:0A000438:SSL routines::tlsv1 alert internal error",
        absl::StatusCode::kUnauthenticated, "PEER_HANDSHAKE"},
-      {"UNKNOWN: a: Ssl handshake failed: SSL_ERROR_SYSCALL", absl::StatusCode::kOk, ""},
+      {"UNKNOWN: a: Tls handshake failed: SSL_ERROR_SYSCALL", absl::StatusCode::kOk, ""},
       {"UNAVAILABLE: ipv4:1.2.3.4:1: Socket closed", absl::StatusCode::kOk, ""},
       {"UNKNOWN: ipv4:1.2.3.4:1: Failed to connect to remote host: Connection refused", absl::StatusCode::kOk, ""},
       {"", absl::StatusCode::kOk, ""},
@@ -236,11 +344,6 @@ int64_t EndOf(const std::string& file) {
   EXPECT_NE(fgets(line, sizeof(line), program), nullptr);
   EXPECT_EQ(pclose(program), 0);
   return std::atoll(line);
-}
-
-std::string Text(const std::string& file) {
-  std::ifstream in(file);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 TEST_F(SecurityTest, ExpiryIsThatOfTheFirstCertificateToEnd) {
