@@ -20,6 +20,7 @@ struct Config {
     std::string socket = "/run/spectrumkv/worker.sock";
     uint64_t socket_mode = 0660;  // 0600 or 0660
     std::string tcp_address;      // "": off; loopback only
+    std::string tcp_token_file;
   } worker;
 
   struct Peer {

@@ -49,7 +49,18 @@ std::vector<KeySpec> MakeServerKeys() {
        0,
        {},
        "A second way to WorkerService for clients that cannot use Unix sockets. Off when empty; loopback only, because "
-       "it has no authentication."},
+       "it is not encrypted, and only for callers with the token of worker.tcp_token_file."},
+      {"worker.tcp_token_file",
+       KeyKind::kFile,
+       Ref(FIELD(worker.tcp_token_file)),
+       "path",
+       0,
+       0,
+       {},
+       "What callers of worker.tcp_address must send as \"authorization: Bearer TOKEN\": every user of this machine "
+       "can "
+       "reach that. 16 to 1024 visible characters, read at the start. Only the name is kept here; the token itself is "
+       "never printed."},
       {"peer.listen_address",
        KeyKind::kAddress,
        Ref(FIELD(peer.listen_address)),

@@ -18,6 +18,7 @@
 #include "server/base/ids.h"
 #include "server/base/log.h"
 #include "server/base/status.h"
+#include "server/lifecycle/bearer_token.h"
 #include "server/lifecycle/certificate_watch.h"
 #include "server/lifecycle/drain.h"
 #include "server/lifecycle/gauges.h"
@@ -295,6 +296,13 @@ absl::Status Daemon::Impl::StartServers() {
   worker.tcp_key = "worker.tcp_address";
   worker.socket_mode = static_cast<unsigned>(config_.worker.socket_mode);
   worker.tcp_address = config_.worker.tcp_address;
+  if (!worker.tcp_address.empty()) {
+    const auto token = ReadTokenFile(config_.worker.tcp_token_file);
+    if (!token.ok()) return token.status();
+    worker.tcp_credentials = BearerCredentials(*token, [metrics = metrics_.get()](const absl::Status& refused) {
+      metrics->CountError(MetricStage::kQueue, refused.code());
+    });
+  }
   worker.service = worker_service_.get();
   worker.health = worker.reflection = true;
   absl::Status status = StartLocal("worker", worker, &worker_guard_, &worker_);

@@ -47,7 +47,10 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(const Options& o
   int socket_bound = 1, port = 1;
   const auto credentials = grpc::InsecureServerCredentials();
   if (!options.socket.empty()) builder.AddListeningPort("unix:" + options.socket, credentials, &socket_bound);
-  if (!options.tcp_address.empty()) builder.AddListeningPort(options.tcp_address, credentials, &port);
+  if (!options.tcp_address.empty()) {
+    builder.AddListeningPort(options.tcp_address,
+                             options.tcp_credentials != nullptr ? options.tcp_credentials : credentials, &port);
+  }
   if (options.service != nullptr) {
     builder.RegisterService(options.service);
   } else {

@@ -30,6 +30,9 @@ def refused_start(keys, preexec_fn=None, folder=None):
         "memory.receive_slots": "4",
         **keys,
     }
+    if "worker.tcp_address" in keys:
+        (own / "token").write_text("a-token-of-this-test\n")
+        all_keys["worker.tcp_token_file"] = own / "token"
     flags = [part for name, value in all_keys.items() for part in ("--set", f"{name}={value}")]
     ready = own / "ready.json"
     try:

@@ -104,9 +104,13 @@ TEST(ConfigLoadTest, EveryKeyCanBeSetInEveryWay) {
       rest = rest.substr(dot + 1);
     }
     yaml += indent + rest + ": " + (is_list ? "[" + in_yaml + "]" : "\"" + value + "\"") + "\n";
-    const auto from_file = Load(yaml);
-    const auto from_env = Load("", Sources({{EnvironmentName(key.path), value}}));
-    const auto from_set = Load("", Sources({}, {key.path + "=" + value}));
+    // A key that takes another one with it.
+    std::map<std::string, std::string> env;
+    if (key.path == "worker.tcp_address") env["SPECTRUMKV_WORKER_TCP_TOKEN_FILE"] = "/token";
+    const auto from_file = Load(yaml, Sources(env));
+    const auto from_set = Load("", Sources(env, {key.path + "=" + value}));
+    env[EnvironmentName(key.path)] = value;
+    const auto from_env = Load("", Sources(env));
     ASSERT_TRUE(from_file.ok()) << key.path << " " << from_file.status();
     ASSERT_TRUE(from_env.ok()) << key.path << " " << from_env.status();
     ASSERT_TRUE(from_set.ok()) << key.path << " " << from_set.status();
