@@ -16,7 +16,7 @@ from moves import check, fill, make_side, move, poison, random_words, small_grou
 from real_daemon import running
 
 import spectrumkv as skv
-from spectrumkv.v1 import peer_service_pb2
+from spectrumkv.v1 import admin_service_pb2, peer_service_pb2
 
 TOKENS = 10
 EXPIRY = "spectrumkv_certificate_expiry_timestamp_seconds"
@@ -358,3 +358,47 @@ def test_a_deadline_says_why_there_was_no_link(ca):
             with pytest.raises(skv.SpectrumKVError, match="deadline of 700 ms; the link had broken: .*refused") as end:
                 client.wait("t", timeout_s=30)
             assert end.value.code == "DEADLINE_EXCEEDED"
+
+
+def test_no_secret_is_told(ca, tmp_path):
+    """Keys, tokens and words of a cache are in no log, metric, configuration, list or error, at any log level."""
+    worker_token, right, wrong = "a-worker-token-of-this-test", b"right-token-0123", b"wrong-token-0123"
+    (tmp_path / "token").write_text(worker_token)
+    extra = {"log__level": "debug", "worker__tcp_address": "127.0.0.1:0", "worker__tcp_token_file": tmp_path / "token"}
+    keys = {name: ca.issue(name, 3) for name in ("secret-here", "secret-there")}
+    group = small_group()
+    kv = np.full((2, 2, TOKENS, 2, 16), 0x5A5A, "<u2")  # "ZZZZ..." wherever it would be written
+    told = []
+    with running(**keys["secret-here"], **extra) as here, running(**keys["secret-there"], **extra) as there:
+        with skv.Client(here.worker_tcp, token_file=tmp_path / "token") as source, there.client() as target:
+            a = make_side(source, here, [group], {0: [3, 1, 2]})
+            b = make_side(target, there, [group], {0: [5, 0, 7]})
+            with a.pool, b.pool:
+                fill(a, [kv])
+                for name, token in (("good", right), ("bad", wrong)):
+                    target.expect(name, pool=b.pool, blocks=b.blocks, token_count=TOKENS, token=right)
+                    source.send(name, peer=there.peer, pool=a.pool, blocks=a.blocks, token_count=TOKENS, token=token,
+                                policy=skv.policy(allocator="RAW", budget=1.1))  # fmt: skip
+                    try:
+                        told.append(str(source.wait(name, timeout_s=30)))
+                    except skv.TransferFailed as failed:
+                        told += [str(failed), repr(failed), str(failed.report)]
+                    told += [str(side.get_transfer(name)) for side in (source, target)]
+                target.cancel("bad")
+        for daemon in (here, there):
+            with daemon.admin() as admin:
+                told += [str(call(request)) for call, request in (
+                    (admin.GetConfig, admin_service_pb2.GetConfigRequest()),
+                    (admin.ListTransfers, admin_service_pb2.ListTransfersRequest()),
+                    (admin.ListPeers, admin_service_pb2.ListPeersRequest()),
+                    (admin.GetStatus, admin_service_pb2.GetStatusRequest()))]  # fmt: skip
+            told.append(daemon.scrape())
+            daemon.stop()
+            told.append((daemon.folder / "log").read_text())
+    everything = "\n".join(told)
+    assert "TOKEN_MISMATCH" in everything and "peer.tls" not in everything and "private_key_file" in everything
+    secrets = [worker_token, "right-token", "wrong-token", "PRIVATE KEY", "ZZZZZZZZ"]
+    for files in keys.values():
+        secrets += files["peer__tls__private_key_file"].read_text().splitlines()[1:-1]
+    for secret in secrets:
+        assert secret not in everything, "a secret is told"

@@ -18,10 +18,13 @@ class _Details(NamedTuple):
     compression: Any
 
 
-class BearerToken(
+_EveryKind: Any = type("_EveryKind", (
     grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor, grpc.StreamUnaryClientInterceptor,
     grpc.StreamStreamClientInterceptor,
-):  # type: ignore[misc]  # fmt: skip
+), {})  # fmt: skip
+
+
+class BearerToken(_EveryKind):  # type: ignore[misc]
     """Adds "authorization: Bearer TOKEN" to every call. The token is in no representation of it."""
 
     def __init__(self, token: str) -> None:
