@@ -8,10 +8,12 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <thread>
 #include <utility>
 
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/support/client_interceptor.h>
 
 #include "client/cpp/status.h"
 
@@ -52,6 +54,40 @@ absl::StatusOr<Response> CallWithPool(Stub* stub, Method<Request, Response> meth
   }
 }
 
+// Adds "authorization: Bearer TOKEN" to every call.
+class BearerToken final : public grpc::experimental::Interceptor {
+ public:
+  explicit BearerToken(const std::string& value) : value_(value) {}
+  void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
+    if (methods->QueryInterceptionHookPoint(grpc::experimental::InterceptionHookPoints::PRE_SEND_INITIAL_METADATA)) {
+      methods->GetSendInitialMetadata()->insert({"authorization", value_});
+    }
+    methods->Proceed();
+  }
+
+ private:
+  const std::string& value_;
+};
+
+class BearerTokenFactory final : public grpc::experimental::ClientInterceptorFactoryInterface {
+ public:
+  explicit BearerTokenFactory(const std::string& token) : value_("Bearer " + token) {}
+  grpc::experimental::Interceptor* CreateClientInterceptor(grpc::experimental::ClientRpcInfo*) override {
+    return new BearerToken(value_);
+  }
+
+ private:
+  const std::string value_;
+};
+
+absl::StatusOr<std::string> ReadToken(const std::string& path) {
+  std::ifstream file(path);
+  std::string token;
+  if (std::getline(file, token)) return token;
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_FILE",
+                   "token file " + path + " cannot be read or is empty");
+}
+
 }  // namespace
 
 std::string TargetOf(const std::string& address) { return address.rfind('/', 0) == 0 ? "unix:" + address : address; }
@@ -72,14 +108,20 @@ absl::Status Unreachable(const std::string& address) {
 }
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const Options& options) {
+  std::vector<std::unique_ptr<grpc::experimental::ClientInterceptorFactoryInterface>> interceptors;
+  if (!options.token_file.empty()) {
+    absl::StatusOr<std::string> token = ReadToken(options.token_file);
+    if (!token.ok()) return token.status();
+    interceptors.push_back(std::make_unique<BearerTokenFactory>(*std::move(token)));
+  }
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
   // A worker's own channel: a second client of this process does not share its fate or its locks.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  const auto channel =
-      grpc::CreateCustomChannel(TargetOf(options.address), grpc::InsecureChannelCredentials(), arguments);
+  const auto channel = grpc::experimental::CreateCustomChannelWithInterceptors(
+      TargetOf(options.address), grpc::InsecureChannelCredentials(), arguments, std::move(interceptors));
   if (!channel->WaitForConnected(In(options.connect_timeout_ms))) {
     return Unreachable(options.address);
   }

@@ -31,12 +31,15 @@ class Client {
   struct Options {
     // A path of a Unix socket, or host:port.
     std::string address = "/run/spectrumkv/worker.sock";
+    // Of a host:port: the file that the daemon's worker.tcp_token_file names; "": none.
+    std::string token_file;
     int64_t connect_timeout_ms = 5000;
     // Of each call that does not wait for a transfer.
     int64_t call_timeout_ms = 30000;
   };
 
-  // UNAVAILABLE where no daemon answers within connect_timeout_ms.
+  // UNAVAILABLE where no daemon answers within connect_timeout_ms; INVALID_ARGUMENT BAD_FILE for a token_file that
+  // cannot be read.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const Options& options);
 
   // lease_ttl_ms 0: the daemon's default. The pool holds its own share of the connection and may outlive the client.

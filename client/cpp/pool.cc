@@ -65,6 +65,11 @@ absl::Status Pool::status() const {
   return status_;
 }
 
+bool Pool::WaitHeld(int64_t timeout_ms) const {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [this] { return held_ || stopping_; }) && held_;
+}
+
 absl::Status Pool::RegisterNow() {
   v1::RegisterPoolRequest request;
   // A new number each time: an id that is used again would answer the pool that is no more.
@@ -156,10 +161,12 @@ std::string Pool::Hold(grpc::ClientContext* context, const v1::PoolRef& ref, grp
     if (!response.event().empty()) event = response.event();
     const std::lock_guard<std::mutex> lock(mutex_);
     if (response.lease_ttl_ms() > 0) lease_ttl_ms_ = static_cast<int64_t>(response.lease_ttl_ms());
+    if (!std::exchange(held_, true)) changed_.notify_all();
   }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     ended = true;
+    held_ = false;
   }
   changed_.notify_all();
   pings.join();

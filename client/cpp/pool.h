@@ -34,6 +34,10 @@ class Pool {
   // OK while the lease is held; otherwise why not, while the thread keeps trying to register again.
   absl::Status status() const;
 
+  // Waits until the daemon has answered this pool's stream: from then on it notices at once when this process dies;
+  // before, and while the stream is broken, only the end of the lease tells it. False where that takes longer.
+  bool WaitHeld(int64_t timeout_ms) const;
+
   // Registers again, unless somebody has since `seen_generation`. For calls that were answered STALE_EPOCH.
   absl::Status Renew(uint64_t seen_generation);
 
@@ -59,12 +63,13 @@ class Pool {
 
   std::mutex register_mutex_;  // one registration at a time; taken before mutex_
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  mutable std::condition_variable changed_;
   v1::PoolRef ref_;
   uint64_t generation_ = 0;
   int64_t lease_ttl_ms_ = 0;
   absl::Status status_;
   bool stopping_ = false;
+  bool held_ = false;  // the stream now open was answered
   std::shared_ptr<grpc::ClientContext> hold_context_;  // of the stream now open, to cancel it
   std::thread thread_;
 };

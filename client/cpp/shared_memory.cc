@@ -1,11 +1,15 @@
 #include "client/cpp/shared_memory.h"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <random>
 #include <system_error>
 #include <utility>
 
@@ -40,16 +44,67 @@ int Prepare(int fd, size_t size_bytes) {
   return ::posix_fallocate(fd, 0, static_cast<off_t>(size_bytes));
 }
 
+std::string FreeName() {
+  std::random_device device;
+  return "/" + std::string(kStalePrefix) + std::to_string(::getpid()) + "-" + std::to_string(device()) +
+         std::to_string(device());
+}
+
+// A new segment, locked as long as it is open or mapped; < 0 and errno where there is none.
+int OpenLocked(const std::string& name, std::string* chosen) {
+  constexpr int kAttempts = 100;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    *chosen = name.empty() ? FreeName() : name;
+    const int fd = ::shm_open(chosen->c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+    if (fd < 0) return fd;
+    // A sweep that saw the file before it was locked holds it, to remove it, or has removed it.
+    struct stat file;
+    if (::flock(fd, LOCK_EX | LOCK_NB) == 0 && ::fstat(fd, &file) == 0 && file.st_nlink > 0) return fd;
+    ::close(fd);
+  }
+  errno = EAGAIN;
+  return -1;
+}
+
+bool IsStale(const std::string& path, bool remove) {
+  struct stat seen, file;
+  if (::lstat(path.c_str(), &seen) != 0 || !S_ISREG(seen.st_mode)) return false;
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (fd < 0) return false;
+  // While it is locked here nobody can take it for a new one of the same name.
+  const bool stale = ::fstat(fd, &file) == 0 && S_ISREG(file.st_mode) && file.st_uid == ::geteuid() &&
+                     ::flock(fd, LOCK_EX | LOCK_NB) == 0 && ::lstat(path.c_str(), &seen) == 0 &&
+                     seen.st_ino == file.st_ino && (!remove || ::unlink(path.c_str()) == 0);
+  ::close(fd);
+  return stale;
+}
+
 }  // namespace
 
+std::vector<std::string> SweepStaleSegments(const std::string& directory, const std::string& prefix, bool remove) {
+  std::vector<std::string> names;
+  DIR* const folder = ::opendir(directory.c_str());
+  if (folder == nullptr) return names;
+  while (const dirent* const entry = ::readdir(folder)) {
+    const std::string name = entry->d_name;
+    if (name.compare(0, prefix.size(), prefix) == 0 && IsStale(directory + "/" + name, remove)) names.push_back(name);
+  }
+  ::closedir(folder);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 absl::StatusOr<SharedMemory> SharedMemory::Create(const std::string& name, size_t size_bytes) {
-  if (name.size() < 2 || name[0] != '/' || name.find('/', 1) != std::string::npos || size_bytes == 0) {
+  const bool named = !name.empty();
+  if ((named && (name.size() < 2 || name[0] != '/' || name.find('/', 1) != std::string::npos)) || size_bytes == 0) {
     return MakeError(absl::StatusCode::kInvalidArgument, "SEGMENT_FAILED",
                      "a segment needs a name such as /engine-kv and at least one byte; got \"" + name + "\", " +
                          std::to_string(size_bytes));
   }
-  const int fd = ::shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
-  if (fd < 0) return Failure(errno, "shm_open(" + name + ")");
+  if (!named) SweepStaleSegments();
+  std::string chosen;
+  const int fd = OpenLocked(name, &chosen);
+  if (fd < 0) return Failure(errno, "shm_open(" + chosen + ")");
   int error = Prepare(fd, size_bytes);
   void* data = MAP_FAILED;
   if (error == 0) {
@@ -58,10 +113,10 @@ absl::StatusOr<SharedMemory> SharedMemory::Create(const std::string& name, size_
   }
   ::close(fd);
   if (error != 0) {
-    ::shm_unlink(name.c_str());
-    return Failure(error, "segment " + name + " of " + std::to_string(size_bytes) + " bytes");
+    ::shm_unlink(chosen.c_str());
+    return Failure(error, "segment " + chosen + " of " + std::to_string(size_bytes) + " bytes");
   }
-  return SharedMemory(name, static_cast<uint8_t*>(data), size_bytes);
+  return SharedMemory(chosen, static_cast<uint8_t*>(data), size_bytes);
 }
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "spectrumkv/v1/schema.pb.h"
@@ -14,8 +15,9 @@ namespace spectrumkv::client {
 // Owns the name and one mapping of it. Movable; not thread-safe, the bytes are the caller's to guard.
 class SharedMemory {
  public:
-  // `name` is as for shm_open(3), "/my-engine-kv". ALREADY_EXISTS for a name in use, RESOURCE_EXHAUSTED where
-  // /dev/shm has no room, INVALID_ARGUMENT for a bad name or size 0. Bytes start as zeros.
+  // `name` is as for shm_open(3), "/my-engine-kv"; "": one that is free, and what the dead left is swept first.
+  // ALREADY_EXISTS for a name in use, RESOURCE_EXHAUSTED where /dev/shm has no room, INVALID_ARGUMENT for a bad name or
+  // size 0. Bytes start as zeros.
   static absl::StatusOr<SharedMemory> Create(const std::string& name, size_t size_bytes);
 
   SharedMemory(SharedMemory&& other) noexcept;
@@ -37,5 +39,16 @@ class SharedMemory {
   uint8_t* data_ = nullptr;
   size_t size_bytes_ = 0;
 };
+
+// What segments are called whose maker gave no name.
+inline constexpr char kStalePrefix[] = "spectrumkv-kv-";
+
+// Removes segments that processes of this user left behind when they were killed; their names. A segment is locked
+// (flock) as long as the process that made it, or one that was forked from it since, has it mapped, whatever pid
+// namespace it lives in; one that nobody has locked is stale. Files of others, names that do not begin with `prefix`,
+// and what cannot be opened are left alone. The prefix must be one that only segments of this library have: other
+// programs do not lock their files. Where `remove` is false, only says which they are.
+std::vector<std::string> SweepStaleSegments(const std::string& directory = "/dev/shm",
+                                            const std::string& prefix = kStalePrefix, bool remove = true);
 
 }  // namespace spectrumkv::client

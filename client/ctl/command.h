@@ -39,5 +39,6 @@ std::vector<Command> BlockCommands();
 std::vector<Command> TransferCommands();
 std::vector<Command> SendCommands();
 std::vector<Command> CodecCommands();
+std::vector<Command> SegmentCommands();
 
 }  // namespace spectrumkv::ctl

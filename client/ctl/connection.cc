@@ -48,6 +48,7 @@ absl::StatusOr<std::unique_ptr<AdminStub>> ConnectAdmin(const Connection& connec
 absl::StatusOr<std::unique_ptr<client::Client>> ConnectWorker(const Connection& connection) {
   client::Client::Options options;
   options.address = connection.worker_socket;
+  options.token_file = connection.worker_token_file;
   options.connect_timeout_ms = std::min(connection.timeout_ms, kConnectMs);
   options.call_timeout_ms = connection.timeout_ms;
   return client::Client::Connect(options);

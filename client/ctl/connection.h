@@ -12,6 +12,7 @@ namespace spectrumkv::ctl {
 
 struct Connection {
   std::string admin_socket, worker_socket;
+  std::string worker_token_file;  // of a worker_socket that is host:port
   // Of each call.
   int64_t timeout_ms = 30000;
 };

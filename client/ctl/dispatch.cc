@@ -20,6 +20,8 @@ const std::vector<Flag>& CommonFlags() {
       {"admin-socket", "PATH", "AdminService; also SPECTRUMKV_ADMIN_SOCKET; default " + std::string(kAdminSocket)},
       {"worker-socket", "PATH",
        "WorkerService, or host:port; also SPECTRUMKV_WORKER_SOCKET; default " + std::string(kWorkerSocket)},
+      {"worker-token-file", "PATH",
+       "of a host:port, the daemon's worker.tcp_token_file; also SPECTRUMKV_WORKER_TOKEN_FILE"},
       {"timeout", "SECONDS", "of each call; default 30"},
       {"help", "", "print this"}};
   return flags;
@@ -28,8 +30,8 @@ const std::vector<Flag>& CommonFlags() {
 const std::vector<Command>& Commands() {
   static const std::vector<Command> commands = [] {
     std::vector<Command> all;
-    for (const auto& group :
-         {AdminCommands(), PoolCommands(), BlockCommands(), TransferCommands(), SendCommands(), CodecCommands()}) {
+    for (const auto& group : {AdminCommands(), PoolCommands(), BlockCommands(), TransferCommands(), SendCommands(),
+                              CodecCommands(), SegmentCommands()}) {
       all.insert(all.end(), group.begin(), group.end());
     }
     return all;
@@ -118,6 +120,8 @@ int RunCommand(const Command& command, const std::vector<std::string>& words,
   context.json = args->Switch("json");
   context.connection.admin_socket = args->Text("admin-socket", EnvOr(env, "SPECTRUMKV_ADMIN_SOCKET", kAdminSocket));
   context.connection.worker_socket = args->Text("worker-socket", EnvOr(env, "SPECTRUMKV_WORKER_SOCKET", kWorkerSocket));
+  context.connection.worker_token_file =
+      args->Text("worker-token-file", EnvOr(env, "SPECTRUMKV_WORKER_TOKEN_FILE", ""));
   context.connection.timeout_ms = args->Milliseconds("timeout", context.connection.timeout_ms);
   const absl::StatusOr<int> code = command.run(context, *std::move(args));
   std::fflush(stdout);

@@ -59,6 +59,11 @@ void CheckMemory(const Config& config, Failures* failures) {
 }
 
 void CheckPlaces(const Config& config, Failures* failures) {
+  if (!config.worker.tcp_address.empty() && config.worker.tcp_token_file.empty()) {
+    failures->push_back({{"worker.tcp_address", "worker.tcp_token_file"},
+                         "worker.tcp_address is set, but worker.tcp_token_file is empty: every user of this machine "
+                         "could read and write KV caches there"});
+  }
   if (config.worker.socket == config.admin.socket) {
     failures->push_back({{"admin.socket", "worker.socket"}, "admin.socket and worker.socket are the same path"});
   }

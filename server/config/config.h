@@ -20,6 +20,7 @@ struct Config {
     std::string socket = "/run/spectrumkv/worker.sock";
     uint64_t socket_mode = 0660;  // 0600 or 0660
     std::string tcp_address;      // "": off; loopback only
+    std::string tcp_token_file;
   } worker;
 
   struct Peer {
@@ -29,8 +30,11 @@ struct Config {
       std::string certificate_file;
       std::string private_key_file;
       std::string ca_file;
+      uint64_t reload_interval_ms = 10000;
     } tls;
-    uint64_t streams = 2;  // data streams of one transfer
+    std::vector<std::string> identities = {"spectrumkv"};
+    std::vector<std::string> allowed_hosts;  // to dial; none: all
+    uint64_t streams = 2;                    // data streams of one transfer
     uint64_t max_message_bytes = 4 << 20;
     uint64_t max_waiting_transfers = 1024;  // of all peers
     uint64_t connect_timeout_ms = 5000;

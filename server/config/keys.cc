@@ -49,7 +49,18 @@ std::vector<KeySpec> MakeServerKeys() {
        0,
        {},
        "A second way to WorkerService for clients that cannot use Unix sockets. Off when empty; loopback only, because "
-       "it has no authentication."},
+       "it is not encrypted, and only for callers with the token of worker.tcp_token_file."},
+      {"worker.tcp_token_file",
+       KeyKind::kFile,
+       Ref(FIELD(worker.tcp_token_file)),
+       "path",
+       0,
+       0,
+       {},
+       "What callers of worker.tcp_address must send as \"authorization: Bearer TOKEN\": every user of this machine "
+       "can "
+       "reach that. 16 to 1024 visible characters, read at the start. Only the name is kept here; the token itself is "
+       "never printed."},
       {"peer.listen_address",
        KeyKind::kAddress,
        Ref(FIELD(peer.listen_address)),
@@ -75,7 +86,7 @@ std::vector<KeySpec> MakeServerKeys() {
        0,
        0,
        {},
-       "This daemon's certificate chain, PEM. Needed for mtls. The first must be for the DNS name spectrumkv."},
+       "This daemon's certificate chain, PEM. Needed for mtls. The first must fit one of peer.identities."},
       {"peer.tls.private_key_file",
        KeyKind::kFile,
        Ref(FIELD(peer.tls.private_key_file)),
@@ -91,8 +102,39 @@ std::vector<KeySpec> MakeServerKeys() {
        0,
        0,
        {},
-       "The authorities whose certificates peers must present, PEM. Needed for mtls. They must be for the DNS name "
-       "spectrumkv, too, whatever the peer's address."},
+       "The authorities whose certificates peers must present, PEM. Needed for mtls. They must be for one of "
+       "peer.identities, too, whatever the peer's address."},
+      {"peer.tls.reload_interval_ms",
+       KeyKind::kMilliseconds,
+       Ref(FIELD(peer.tls.reload_interval_ms)),
+       "ms",
+       100,
+       kHourMs,
+       {},
+       "How often the three files are looked at. Changed ones are used for what begins from then on, once they fit "
+       "each "
+       "other; until then the old ones stay. To swap authorities, put both into ca_file everywhere, then swap "
+       "certificates, then take the old one out, with this and two seconds between the steps."},
+      {"peer.identities",
+       KeyKind::kIdentities,
+       Ref(FIELD(peer.identities)),
+       "",
+       0,
+       0,
+       {},
+       "Whom peers may be, by the alternative names of their certificates: DNS names such as spectrumkv or "
+       "*.kv.example, URIs such as spiffe://prod/ns/*/sa/kv. * stands for one whole label or segment. The same rule "
+       "for "
+       "those who dial and those who are dialled."},
+      {"peer.allowed_hosts",
+       KeyKind::kHosts,
+       Ref(FIELD(peer.allowed_hosts)),
+       "",
+       0,
+       0,
+       {},
+       "Hosts that workers may have this daemon dial: networks such as 10.1.0.0/16, addresses, names as they are "
+       "written in requests. All where empty."},
       {"peer.streams",
        KeyKind::kCount,
        Ref(FIELD(peer.streams)),
@@ -118,7 +160,8 @@ std::vector<KeySpec> MakeServerKeys() {
        1e6,
        {},
        "Transfers of all peers together that may wait here for their other half. More are refused at once, so that "
-       "peers cannot use up memory by opening."},
+       "peers cannot use up memory by opening. One host may have at most as many waiting as there is room left: half "
+       "of them where it is alone, and a host that comes later still finds room."},
       {"peer.connect_timeout_ms",
        KeyKind::kMilliseconds,
        Ref(FIELD(peer.connect_timeout_ms)),
@@ -471,6 +514,10 @@ std::string EnvironmentName(const std::string& path) {
     name.push_back(c == '.' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c))));
   }
   return name;
+}
+
+bool IsList(KeyKind kind) {
+  return kind == KeyKind::kChoices || kind == KeyKind::kIdentities || kind == KeyKind::kHosts;
 }
 
 std::string LimitsText(const KeySpec& key) {

@@ -25,7 +25,9 @@ enum class KeyKind {
   kSeconds,       // 300 or 5m
   kRatio,         // decimal number
   kChoice,        // one of `allowed`
-  kChoices        // a list of distinct ones, not empty
+  kChoices,       // a list of distinct ones, not empty
+  kIdentities,    // a list of patterns of server/base/identity.h, not empty
+  kHosts          // a list of rules of server/base/host_rule.h
 };
 
 using FieldRef = std::variant<std::string& (*)(Config&), uint64_t& (*)(Config&), double& (*)(Config&),
@@ -41,6 +43,9 @@ struct KeySpec {
   std::vector<std::string> allowed;
   std::string reason;  // what it is and why one would change it
 };
+
+// Whether the key takes a list.
+bool IsList(KeyKind kind);
 
 // In the order of the file: keys of a section stand together.
 const std::vector<KeySpec>& AllKeys();

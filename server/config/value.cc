@@ -9,6 +9,9 @@
 #include <limits>
 #include <utility>
 
+#include "server/base/host_rule.h"
+#include "server/base/identity.h"
+
 namespace spectrumkv {
 namespace {
 
@@ -132,12 +135,27 @@ std::string CheckText(const KeySpec& key, const std::string& text) {
   }
 }
 
-std::string CheckChoices(const KeySpec& key, const std::vector<std::string>& items) {
-  if (items.empty()) return "is an empty list";
+// "" or what is wrong with one item of a list.
+std::string CheckItem(const KeySpec& key, const std::string& item) {
+  std::string wrong;
+  switch (key.kind) {
+    case KeyKind::kIdentities: wrong = CheckIdentityPattern(item); break;
+    case KeyKind::kHosts: wrong = CheckHostRule(item); break;
+    default:
+      if (std::find(key.allowed.begin(), key.allowed.end(), item) == key.allowed.end()) {
+        wrong = "is none of them: " + LimitsText(key);
+      }
+  }
+  return wrong;
+}
+
+std::string CheckItems(const KeySpec& key, const std::vector<std::string>& items) {
+  constexpr size_t kMaxItems = 256;
+  if (items.empty() && key.kind != KeyKind::kHosts) return "is an empty list";
+  if (items.size() > kMaxItems) return "has more than " + std::to_string(kMaxItems) + " items";
   for (size_t i = 0; i < items.size(); ++i) {
-    if (std::find(key.allowed.begin(), key.allowed.end(), items[i]) == key.allowed.end()) {
-      return "has " + QuoteForMessage(items[i]) + ", which is none of them: " + LimitsText(key);
-    }
+    const std::string wrong = CheckItem(key, items[i]);
+    if (!wrong.empty()) return "has " + QuoteForMessage(items[i]) + ", which " + wrong;
     if (std::find(items.begin(), items.begin() + static_cast<ptrdiff_t>(i), items[i]) !=
         items.begin() + static_cast<ptrdiff_t>(i)) {
       return "has " + items[i] + " twice";
@@ -202,11 +220,13 @@ std::string QuoteForYaml(const std::string& text) {
 }  // namespace
 
 std::string SetValue(const KeySpec& key, const RawValue& value, Config* config) {
-  const bool wants_list = key.kind == KeyKind::kChoices;
-  if (wants_list && !value.is_list) return key.path + " is not a list such as [" + key.allowed[0] + "]";
+  const bool wants_list = IsList(key.kind);
+  if (wants_list && !value.is_list) {
+    return key.path + " is not a list such as [" + (key.allowed.empty() ? "kv.example" : key.allowed[0]) + "]";
+  }
   if (!wants_list && value.is_list) return key.path + " is a list, but takes one value";
   if (wants_list) {
-    const std::string wrong = CheckChoices(key, value.items);
+    const std::string wrong = CheckItems(key, value.items);
     if (!wrong.empty()) return key.path + " " + wrong;
     std::get<std::vector<std::string>& (*)(Config&)>(key.field)(*config) = value.items;
     return "";
@@ -217,7 +237,7 @@ std::string SetValue(const KeySpec& key, const RawValue& value, Config* config) 
 }
 
 RawValue SplitForKey(const KeySpec& key, const std::string& text) {
-  if (key.kind != KeyKind::kChoices) return {false, {text}};
+  if (!IsList(key.kind)) return {false, {text}};
   std::string inner = Trim(text);
   if (inner.size() >= 2 && inner.front() == '[' && inner.back() == ']') inner = Trim(inner.substr(1, inner.size() - 2));
   RawValue value{true, {}};
@@ -239,7 +259,7 @@ std::string FormatValue(const KeySpec& key, const Config& config) {
   if (const auto* ratio = std::get_if<double& (*)(Config&)>(&key.field)) return NumberText((*ratio)(mutable_config));
   if (const auto* list = std::get_if<std::vector<std::string>& (*)(Config&)>(&key.field)) {
     std::string out;
-    for (const std::string& item : (*list)(mutable_config)) out += (out.empty() ? "" : ", ") + item;
+    for (const std::string& item : (*list)(mutable_config)) out += (out.empty() ? "" : ", ") + QuoteForYaml(item);
     return "[" + out + "]";
   }
   const uint64_t number = std::get<uint64_t& (*)(Config&)>(key.field)(mutable_config);

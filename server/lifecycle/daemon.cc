@@ -18,12 +18,16 @@
 #include "server/base/ids.h"
 #include "server/base/log.h"
 #include "server/base/status.h"
+#include "server/lifecycle/bearer_token.h"
+#include "server/lifecycle/certificate_watch.h"
 #include "server/lifecycle/drain.h"
 #include "server/lifecycle/gauges.h"
+#include "server/lifecycle/grpc_log.h"
 #include "server/lifecycle/grpc_servers.h"
 #include "server/lifecycle/socket_guard.h"
 #include "server/memory/available.h"
 #include "server/memory/slot_pool.h"
+#include "server/memory/threads.h"
 #include "server/metrics/metrics.h"
 #include "server/pool/pool.h"
 #include "server/service/admin_service.h"
@@ -51,6 +55,7 @@ PeerSecurity SecurityOf(const Config& config) {
   security.cert_file = config.peer.tls.certificate_file;
   security.key_file = config.peer.tls.private_key_file;
   security.ca_file = config.peer.tls.ca_file;
+  security.identities = config.peer.identities;
   return security;
 }
 
@@ -74,14 +79,27 @@ absl::Status CheckStaging(const Config::Memory& memory) {
                      (memory.send_slots + memory.receive_slots) * memory.slot_bytes);
 }
 
-size_t ComputeThreads(const Config& config) {
-  return config.codec.threads != 0 ? config.codec.threads : std::max(1u, std::thread::hardware_concurrency());
+size_t Cores() { return std::max(1u, std::thread::hardware_concurrency()); }
+
+size_t CodecThreads(const Config& config) {
+  return config.codec.threads == 0 ? Cores() : static_cast<size_t>(config.codec.threads);
+}
+
+// All of them: the codec's, our own and the HTTP server's, and those gRPC starts by number of cores, some of them
+// later.
+size_t ThreadsNeeded(const Config& config) { return 30 + CodecThreads(config) + std::min<size_t>(4 * Cores(), 64); }
+
+// The error of a key's value, with the key.
+absl::Status Named(const std::string& key, const absl::Status& error) {
+  Metadata metadata = MetadataOf(error);
+  metadata["key"] = key;
+  return MakeError(error.code(), ReasonOf(error), key + ": " + std::string(error.message()), metadata);
 }
 
 TransferOptions TransferOptionsOf(const Config& config, uint64_t epoch) {
   TransferOptions options;
   options.epoch = epoch;
-  options.compute_threads = static_cast<uint32_t>(ComputeThreads(config));
+  options.compute_threads = static_cast<uint32_t>(CodecThreads(config));
   options.progress_timeout_ms = static_cast<int64_t>(config.transfer.progress_timeout_ms);
   options.streams = static_cast<uint32_t>(config.peer.streams);
   options.credits_per_transfer = static_cast<uint32_t>(config.transfer.credits_per_transfer);
@@ -112,6 +130,7 @@ class Daemon::Impl {
   absl::Status StartHealth();
   absl::Status StartLocal(const std::string& name, const LocalServer::Options& options,
                           std::unique_ptr<SocketGuard>* guard, std::unique_ptr<LocalServer>* server);
+  void WatchCertificates(const PeerSecurity& security);
   DaemonStatus Status() const;
   // What the Health port and the worker socket say.
   void SetReady(bool ready);
@@ -141,6 +160,7 @@ class Daemon::Impl {
   std::unique_ptr<SocketGuard> worker_guard_, admin_guard_;
   std::unique_ptr<LocalServer> worker_, admin_;
   std::unique_ptr<PeerServer> peer_;
+  std::unique_ptr<CertificateWatch> certificates_;
   std::unique_ptr<MetricsExposer> exposer_;
 };
 
@@ -165,11 +185,11 @@ absl::Status Daemon::Impl::StartEngine() {
   clock_ = NewSystemClock();
   started_ns_ = clock_->NowNs();
   control_ = std::make_unique<ThreadPool>(kControlThreads);
-  compute_ = std::make_unique<ThreadPool>(ComputeThreads(config_));
+  compute_ = std::make_unique<ThreadPool>(CodecThreads(config_));
   calls_ = std::make_unique<ThreadPool>(kCallThreads);
   send_slots_ = std::make_unique<SlotPool>(config_.memory.send_slots, config_.memory.slot_bytes);
-  receive_slots_ = std::make_unique<SlotPool>(config_.memory.receive_slots, config_.memory.slot_bytes,
-                                              SlotPool::Backing::kNone);
+  receive_slots_ =
+      std::make_unique<SlotPool>(config_.memory.receive_slots, config_.memory.slot_bytes, SlotPool::Backing::kNone);
 
   // Where there is none, FILE segments are refused one by one; whoever uses no files needs none.
   if (mkdir(config_.memory.shared_dir.c_str(), 0770) != 0 && errno != EEXIST) {
@@ -233,6 +253,7 @@ void Daemon::Impl::SetReady(bool ready) {
 absl::Status Daemon::Impl::StartHealth() {
   LocalServer::Options options;
   options.tcp_address = config_.health.listen_address;
+  options.tcp_key = "health.listen_address";
   options.health = true;
   auto server = LocalServer::Start(options);
   if (!server.ok()) return server.status();
@@ -245,7 +266,7 @@ absl::Status Daemon::Impl::StartHealth() {
 absl::Status Daemon::Impl::StartLocal(const std::string& name, const LocalServer::Options& options,
                                       std::unique_ptr<SocketGuard>* guard, std::unique_ptr<LocalServer>* server) {
   auto taken = SocketGuard::Take(options.socket);
-  if (!taken.ok()) return taken.status();
+  if (!taken.ok()) return Named(options.socket_key, taken.status());
   *guard = *std::move(taken);
   auto started = LocalServer::Start(options);
   if (!started.ok()) return started.status();
@@ -275,14 +296,24 @@ absl::Status Daemon::Impl::StartServers() {
 
   LocalServer::Options worker;
   worker.socket = config_.worker.socket;
+  worker.socket_key = "worker.socket";
+  worker.tcp_key = "worker.tcp_address";
   worker.socket_mode = static_cast<unsigned>(config_.worker.socket_mode);
   worker.tcp_address = config_.worker.tcp_address;
+  if (!worker.tcp_address.empty()) {
+    const auto token = ReadTokenFile(config_.worker.tcp_token_file);
+    if (!token.ok()) return token.status();
+    worker.tcp_credentials = BearerCredentials(*token, [metrics = metrics_.get()](const absl::Status& refused) {
+      metrics->CountError(MetricStage::kQueue, refused.code());
+    });
+  }
   worker.service = worker_service_.get();
   worker.health = worker.reflection = true;
   absl::Status status = StartLocal("worker", worker, &worker_guard_, &worker_);
   if (!status.ok()) return status;
   LocalServer::Options admin;
   admin.socket = config_.admin.socket;
+  admin.socket_key = "admin.socket";
   admin.service = admin_service_.get();
   admin.reflection = true;
   status = StartLocal("admin", admin, &admin_guard_, &admin_);
@@ -295,6 +326,7 @@ absl::Status Daemon::Impl::StartServers() {
   auto peer_server = PeerServer::Start(peer, transfers_.get());
   if (!peer_server.ok()) return peer_server.status();
   peer_ = *std::move(peer_server);
+  if (peer.security.mode == PeerSecurity::Mode::kMtls) WatchCertificates(peer.security);
   auto exposer = MetricsExposer::Start(config_.metrics.listen_address, *metrics_);
   if (!exposer.ok()) return exposer.status();
   exposer_ = *std::move(exposer);
@@ -307,14 +339,27 @@ absl::Status Daemon::Impl::StartServers() {
   return absl::OkStatus();
 }
 
+void Daemon::Impl::WatchCertificates(const PeerSecurity& security) {
+  CertificateWatch::Parts parts;
+  parts.clock = clock_.get();
+  parts.executor = calls_.get();
+  parts.metrics = metrics_.get();
+  parts.interval_ms = static_cast<int64_t>(config_.peer.tls.reload_interval_ms);
+  parts.reloads = {[this] { return peer_->ReloadSecurity(); }, [this] { return transport_->ReloadSecurity(); }};
+  parts.expiry = [security] { return CertificateExpiry(security); };
+  certificates_ = std::make_unique<CertificateWatch>(std::move(parts));
+}
+
 absl::Status Daemon::Impl::Start() {
   absl::Status status = SetLogFormat(config_.log.format);
   if (status.ok()) status = SetLogLevel(config_.log.level);
+  if (status.ok()) status = CheckThreads(ThreadsNeeded(config_));
   if (status.ok()) status = StartHealth();
   if (status.ok()) status = StartCodec();
   if (!status.ok()) return status;
   metrics_ = std::make_unique<Metrics>(Metrics::BuildInfo{Version(), Revision(), backend_->name()},
                                        config_.metrics.reconstruction_sample_chunks);
+  CountHandshakeFailuresIn(metrics_.get());
   status = StartEngine();
   if (status.ok()) status = StartServers();
   if (!status.ok()) return status;
@@ -346,6 +391,8 @@ DaemonStatus Daemon::Impl::Status() const {
 
 void Daemon::Impl::Stop() {
   SetReady(false);
+  certificates_.reset();
+  CountHandshakeFailuresIn(nullptr);
   // Transfers end while both sides can still be told.
   if (transfers_ != nullptr) transfers_->Shutdown();
   // Before the worker server, whose health a Drain call sets.

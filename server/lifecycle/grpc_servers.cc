@@ -11,7 +11,7 @@
 #include <grpcpp/impl/server_builder_plugin.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
-#include "server/base/status.h"
+#include "server/base/listen.h"
 #include "server/lifecycle/addresses.h"
 #include "server/lifecycle/socket_guard.h"
 #include "server/service/convert.h"
@@ -27,12 +27,6 @@ class NoPlugins final : public grpc::ServerBuilderOption {
   void UpdateArguments(grpc::ChannelArguments*) override {}
   void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override { plugins->clear(); }
 };
-
-absl::Status ListenFailed(const std::string& address) {
-  return MakeError(absl::StatusCode::kUnavailable, "LISTEN_FAILED",
-                   "cannot listen on " + address + ": in use, not an address of this machine, or not permitted",
-                   {{"address", address}});
-}
 
 }  // namespace
 
@@ -53,7 +47,10 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(const Options& o
   int socket_bound = 1, port = 1;
   const auto credentials = grpc::InsecureServerCredentials();
   if (!options.socket.empty()) builder.AddListeningPort("unix:" + options.socket, credentials, &socket_bound);
-  if (!options.tcp_address.empty()) builder.AddListeningPort(options.tcp_address, credentials, &port);
+  if (!options.tcp_address.empty()) {
+    builder.AddListeningPort(options.tcp_address,
+                             options.tcp_credentials != nullptr ? options.tcp_credentials : credentials, &port);
+  }
   if (options.service != nullptr) {
     builder.RegisterService(options.service);
   } else {
@@ -69,7 +66,8 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(const Options& o
     grpc::EnableDefaultHealthCheckService(false);
   }
   if (local->server_ == nullptr || socket_bound == 0 || port == 0) {
-    return ListenFailed(socket_bound == 0 || options.tcp_address.empty() ? options.socket : options.tcp_address);
+    return socket_bound == 0 || options.tcp_address.empty() ? ListenFailed(options.socket_key, options.socket)
+                                                            : ListenFailed(options.tcp_key, options.tcp_address);
   }
   if (!options.tcp_address.empty()) local->tcp_address_ = WithPort(options.tcp_address, port);
   return local;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include <grpcpp/impl/service_type.h>
+#include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
 #include "absl/status/statusor.h"
 
@@ -20,15 +21,17 @@ namespace spectrumkv {
 class LocalServer {
  public:
   struct Options {
-    std::string socket;  // path, or ""
+    std::string socket;               // path, or ""
+    std::string socket_key, tcp_key;  // configuration keys of the addresses, for errors
     unsigned socket_mode = 0600;
-    std::string tcp_address;           // host:port, or ""; port 0 takes a free one
-    grpc::Service* service = nullptr;  // borrowed; null: none
+    std::string tcp_address;                                   // host:port, or ""; port 0 takes a free one
+    std::shared_ptr<grpc::ServerCredentials> tcp_credentials;  // null: none asked for
+    grpc::Service* service = nullptr;                          // borrowed; null: none
     bool health = false;
     bool reflection = false;
   };
-  // Serves when it returns. UNAVAILABLE LISTEN_FAILED where an address is taken or not permitted. While a socket is
-  // bound the process's umask is that of socket_mode. Servers must be started one after the other.
+  // Serves when it returns. ListenFailed (server/base/listen.h) where an address is taken or not permitted. While a
+  // socket is bound the process's umask is that of socket_mode. Servers must be started one after the other.
   static absl::StatusOr<std::unique_ptr<LocalServer>> Start(const Options& options);
   ~LocalServer();
 

@@ -8,6 +8,7 @@
 #include "server/base/log.h"
 #include "server/base/status.h"
 #include "server/lifecycle/daemon.h"
+#include "server/lifecycle/grpc_log.h"
 #include "server/lifecycle/signals.h"
 #include "server/stream/tune_process.h"
 
@@ -15,8 +16,12 @@ namespace spectrumkv {
 namespace {
 
 int Fail(const absl::Status& status) {
-  SPECTRUMKV_LOG(kError, "lifecycle", "cannot start", {"reason", ReasonOf(status)},
-                 {"error", std::string(status.message())});
+  const Metadata metadata = MetadataOf(status);
+  const auto named = [&metadata](const char* key) {
+    return metadata.count(key) > 0 ? metadata.at(key) : std::string();
+  };
+  SPECTRUMKV_LOG(kError, "lifecycle", "cannot start", {"reason", ReasonOf(status)}, {"key", named("key")},
+                 {"cause", named("cause")}, {"error", std::string(status.message())});
   return 1;
 }
 
@@ -24,6 +29,7 @@ int Fail(const absl::Status& status) {
 
 void PrepareProcess() {
   TuneProcess();
+  InstallGrpcLog();
   // Every segment of a pool stays open, and systems give 1024 by default for programs that use select.
   struct rlimit files = {};
   if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == files.rlim_max) return;

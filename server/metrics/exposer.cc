@@ -9,7 +9,7 @@
 #include <thread>
 #include <utility>
 
-#include "server/base/status.h"
+#include "server/base/listen.h"
 #include "server/metrics/metrics.h"
 
 namespace spectrumkv {
@@ -86,9 +86,8 @@ absl::StatusOr<std::unique_ptr<MetricsExposer>> MetricsExposer::Start(const std:
   try {
     return std::unique_ptr<MetricsExposer>(std::make_unique<HttpExposer>(
         std::make_unique<prometheus::Exposer>(options), CollectableOf(metrics), HostOf(WithoutNames(address))));
-  } catch (const std::exception& exception) {
-    return MakeError(absl::StatusCode::kUnavailable, "METRICS_LISTEN",
-                     "metrics cannot listen on " + address + ": " + exception.what(), {{"address", address}});
+  } catch (const std::exception&) {  // its words name no cause
+    return ListenFailed("metrics.listen_address", WithoutNames(address));
   }
 }
 

@@ -146,6 +146,18 @@ std::vector<MetricSpec> MakeCounters() {
        "Budgets that the daemon chose for auto_budget, by reason.",
        {LabelOf<MetricBudgetReason>("reason", kMetricBudgetReasons)},
        {}},
+      {MetricId::kCertificateReloads,
+       "spectrumkv_certificate_reloads_total",
+       counter,
+       "Changes of the peer certificate files: ok is in use, failed was refused and the old files stay in use.",
+       {LabelOf<MetricReload>("result", kMetricReloads)},
+       {}},
+      {MetricId::kHandshakeFailures,
+       "spectrumkv_handshake_failures_total",
+       counter,
+       "TLS handshakes with peers that failed, whoever dialled: no certificate, another authority, expired, no TLS.",
+       {},
+       {}},
   };
 }
 
@@ -285,6 +297,10 @@ const char* MetricLabelOf(MetricLease kind) {
 const char* MetricLabelOf(MetricBlocks state) {
   static constexpr const char* kNames[] = {"free", "sending", "receiving"};
   return Pick(kNames, kMetricBlocks, static_cast<int>(state));
+}
+const char* MetricLabelOf(MetricReload result) {
+  static constexpr const char* kNames[] = {"ok", "failed"};
+  return Pick(kNames, kMetricReloads, static_cast<int>(result));
 }
 const char* MetricLabelOf(MetricStaging state) {
   static constexpr const char* kNames[] = {"send_used", "send_free", "receive_used", "receive_free"};

@@ -27,6 +27,8 @@ enum class MetricId {
   kLeasesExpired,
   kTransfersLimited,
   kBudgetChoices,
+  kCertificateReloads,
+  kHandshakeFailures,
   kFirstToken,
   kTransferDuration,
   kFirstLayerReady,

@@ -84,6 +84,9 @@ void Metrics::CountError(MetricStage stage, absl::StatusCode code) {
   impl_->Add(MetricId::kErrors, At(stage) * codes + index, 1);
 }
 
+void Metrics::CountCertificateReload(MetricReload result) { impl_->Add(MetricId::kCertificateReloads, At(result), 1); }
+void Metrics::CountHandshakeFailure() { impl_->Add(MetricId::kHandshakeFailures, 0, 1); }
+
 void Metrics::ObserveStage(MetricStage stage, double seconds) {
   impl_->Observe(MetricId::kStageDuration, At(stage), seconds);
 }

@@ -22,6 +22,7 @@ enum class MetricStage { kQueue, kScan, kPlan, kEncode, kSend, kReceive, kDecode
 enum class MetricTier { kRaw, kP8, kQ4, kQ3, kQ2, kP4, kQ8 };  // ids of proto/WIRE_FORMAT.md
 enum class MetricLease { kPool, kSource, kDestination };
 enum class MetricBlocks { kFree, kSending, kReceiving };
+enum class MetricReload { kOk, kFailed };
 enum class MetricStaging { kSendUsed, kSendFree, kReceiveUsed, kReceiveFree };
 // Numbers as LimitedBy and BudgetReason of report.proto.
 enum class MetricLimit { kUnknown, kPlan, kScan, kEncode, kLink, kDecode, kCredits, kPeer, kSource, kStaging };
@@ -41,6 +42,7 @@ constexpr int kMetricStages = 8;
 constexpr int kMetricTiers = 7;
 constexpr int kMetricLeases = 3;
 constexpr int kMetricBlocks = 3;
+constexpr int kMetricReloads = 2;
 constexpr int kMetricStagings = 4;
 constexpr int kMetricLimits = 10;
 constexpr int kMetricBudgetReasons = 7;
@@ -77,6 +79,8 @@ class Metrics {
   void CountBudgetChoice(MetricBudgetReason reason);
   // The link to a peer as one transfer saw it.
   void ObserveLinkRate(double bytes_per_second);
+  void CountCertificateReload(MetricReload result);
+  void CountHandshakeFailure();
   void CountError(MetricStage stage, absl::StatusCode code);  // kOk is not counted
 
   void ObserveStage(MetricStage stage, double seconds);
@@ -108,7 +112,7 @@ class MetricsExposer {
   virtual ~MetricsExposer() = default;
   // The port it listens on (the one chosen for ":0").
   virtual int port() const = 0;
-  // `address` is host:port. Unavailable, reason METRICS_LISTEN, if it cannot listen there. `metrics` may die first.
+  // `address` is host:port. ListenFailed (server/base/listen.h) if it cannot listen there. `metrics` may die first.
   static absl::StatusOr<std::unique_ptr<MetricsExposer>> Start(const std::string& address, const Metrics& metrics);
 
  protected:
@@ -122,6 +126,7 @@ const char* MetricLabelOf(MetricStage stage);
 const char* MetricLabelOf(MetricTier tier);
 const char* MetricLabelOf(MetricLease kind);
 const char* MetricLabelOf(MetricBlocks state);
+const char* MetricLabelOf(MetricReload result);
 const char* MetricLabelOf(MetricStaging state);
 const char* MetricLabelOf(MetricLimit limit);
 const char* MetricLabelOf(MetricBudgetReason reason);

@@ -43,6 +43,7 @@ struct RequestDefaults {
   int64_t lease_ttl_ms = 30000, min_lease_ttl_ms = 1000, max_lease_ttl_ms = 600000;
   int64_t unregister_timeout_ms = 60000;
   int64_t max_unregister_timeout_ms = 600000;
+  std::vector<std::string> allowed_hosts;
 };
 // INVALID_CONFIG for names that are no allocator or tier.
 absl::StatusOr<RequestDefaults> DefaultsOf(const Config& config);
@@ -67,8 +68,9 @@ absl::Status CheckRequestId(const std::string& id);
 absl::Status CheckPoolRef(const v1::PoolRef& pool);
 // Empty or 16 bytes: INVALID_TOKEN. The value is never shown.
 absl::Status CheckTransferToken(const std::string& token);
-// host:port or [v6]:port: INVALID_PEER.
-absl::Status CheckPeerAddress(const std::string& peer);
+// host:port or [v6]:port: INVALID_PEER. PERMISSION_DENIED PEER_NOT_ALLOWED where no rule of `allowed_hosts` fits
+// (server/base/host_rule.h).
+absl::Status CheckPeerAddress(const std::string& peer, const std::vector<std::string>& allowed_hosts = {});
 // Absent, or 0 of 1: PARTS_UNSUPPORTED.
 absl::Status CheckPart(bool present, const v1::Part& part);
 // 1..max_tokens: OUT_OF_RANGE.

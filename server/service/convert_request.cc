@@ -5,7 +5,9 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include "absl/hash/hash.h"
+#include "server/base/host_rule.h"
 #include "server/base/ids.h"
+#include "server/base/status.h"
 #include "server/service/check.h"
 #include "server/service/convert.h"
 
@@ -87,7 +89,7 @@ absl::Status CheckTransferToken(const std::string& token) {
                  "has " + std::to_string(token.size()) + " bytes, allowed are 0 and 16");
 }
 
-absl::Status CheckPeerAddress(const std::string& peer) {
+absl::Status CheckPeerAddress(const std::string& peer, const std::vector<std::string>& allowed_hosts) {
   const size_t colon = peer.rfind(':');
   bool good = colon != std::string::npos && IsHost(peer.substr(0, colon));
   uint32_t port = 0;
@@ -99,8 +101,11 @@ absl::Status CheckPeerAddress(const std::string& peer) {
       port = port * 10 + static_cast<uint32_t>(c - '0');
     }
   }
-  if (good && port >= 1 && port <= 65535) return absl::OkStatus();
-  return Invalid("INVALID_PEER", "peer", "is " + Quoted(peer) + ", not host:port");
+  if (!good || port < 1 || port > 65535)
+    return Invalid("INVALID_PEER", "peer", "is " + Quoted(peer) + ", not host:port");
+  if (AllowsHost(allowed_hosts, peer.substr(0, colon))) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kPermissionDenied, "PEER_NOT_ALLOWED",
+                   "peer " + Quoted(peer) + " is not one of peer.allowed_hosts of this daemon", {{"peer", peer}});
 }
 
 absl::Status CheckLinkRate(double bytes_per_second) {

@@ -26,11 +26,13 @@ class HoldReactor final : public StreamWriter<HoldBase, v1::HoldPoolResponse> {
   void OnReadDone(bool ok) override {
     if (!ok) {
       // The worker has closed its half, or is gone: either way it holds the pool no more.
+      LetGo();
       End(absl::OkStatus());
       return;
     }
     const absl::Status status = OnPing();
     if (!status.ok()) {
+      LetGo();
       End(status);
       return;
     }
@@ -39,7 +41,7 @@ class HoldReactor final : public StreamWriter<HoldBase, v1::HoldPoolResponse> {
   }
 
   void OnDone() override {
-    if (hold_id_ != 0) context_->pools->CloseHold(pool_id_, hold_id_);
+    LetGo();
     const std::shared_ptr<HoldReactor> last = std::move(self_);
   }
 
@@ -65,6 +67,11 @@ class HoldReactor final : public StreamWriter<HoldBase, v1::HoldPoolResponse> {
   }
 
  private:
+  // Before the stream ends: a worker that has read its status may count on it.
+  void LetGo() {
+    if (hold_id_ != 0) context_->pools->CloseHold(pool_id_, std::exchange(hold_id_, 0));
+  }
+
   absl::Status OnPing() {
     const v1::PoolRef& pool = request_.pool();
     if (hold_id_ == 0) {

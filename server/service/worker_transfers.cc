@@ -83,7 +83,7 @@ UnaryReactor* SendTransfer(const ServiceContext* context, CallContext* call, con
                            v1::SendResponse* response) {
   response->set_epoch(context->epoch);
   return RunCall(context, call, [=] {
-    const absl::Status peer = CheckPeerAddress(request->peer());
+    const absl::Status peer = CheckPeerAddress(request->peer(), context->defaults.allowed_hosts);
     return peer.ok() ? OpenSender(*context, *request, request->peer()) : peer;
   });
 }
@@ -104,7 +104,7 @@ UnaryReactor* FetchTransfer(const ServiceContext* context, CallContext* call, co
                             v1::FetchResponse* response) {
   response->set_epoch(context->epoch);
   return RunCall(context, call, [=] {
-    const absl::Status peer = CheckPeerAddress(request->peer());
+    const absl::Status peer = CheckPeerAddress(request->peer(), context->defaults.allowed_hosts);
     return peer.ok() ? OpenReceiver(*context, *request, request->peer()) : peer;
   });
 }

@@ -14,6 +14,7 @@
 #include "server/base/status.h"
 #include "server/stream/status_codec.h"
 #include "server/stream/stream_core.h"
+#include "server/stream/tls_credentials.h"
 
 namespace spectrumkv {
 namespace {
@@ -85,8 +86,10 @@ grpc::ChannelArguments ChannelArgs(const GrpcTransportOptions& options) {
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, static_cast<int>(options.connect_timeout_ms));
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  if (options.security.mode == PeerSecurity::Mode::kMtls) {
-    args.SetSslTargetNameOverride(options.security.expected_identity);
+  // The name a server is asked for; who it must be says the verifier.
+  const std::string name = options.security.identities.empty() ? "*" : options.security.identities.front();
+  if (name.find_first_of("*:/") == std::string::npos && options.security.mode == PeerSecurity::Mode::kMtls) {
+    args.SetSslTargetNameOverride(name);
   }
   return args;
 }
@@ -95,6 +98,7 @@ StreamLimits LimitsOf(const GrpcTransportOptions& options) {
   StreamLimits limits;
   limits.connect_timeout_ms = options.connect_timeout_ms;
   limits.max_message_bytes = options.max_message_bytes;
+  limits.probe_tls = options.security.mode == PeerSecurity::Mode::kPlain;
   return limits;
 }
 
@@ -102,11 +106,29 @@ StreamLimits LimitsOf(const GrpcTransportOptions& options) {
 
 class GrpcTransport::Impl {
  public:
-  Impl(const GrpcTransportOptions& options, std::shared_ptr<grpc::ChannelCredentials> credentials)
+  // `certificates`: null where the security is plain.
+  Impl(const GrpcTransportOptions& options, std::shared_ptr<const Certificates> certificates)
       : max_connections_(options.max_connections),
         args_(ChannelArgs(options)),
-        credentials_(std::move(credentials)),
-        env_(LimitsOf(options)) {}
+        security_(options.security),
+        env_(LimitsOf(options)) {
+    Use(std::move(certificates));
+  }
+
+  absl::StatusOr<bool> Reload() {
+    if (security_.mode == PeerSecurity::Mode::kPlain) return false;
+    absl::StatusOr<std::shared_ptr<Certificates>> read = Certificates::Read(security_);
+    if (!read.ok()) return read.status();
+    if (absl::Status own = CheckOwnIdentity(security_); !own.ok()) return own;
+    std::lock_guard<std::mutex> lock(mutex_);
+    if ((*read)->SameFiles(*certificates_)) return false;
+    Use(*std::move(read));
+    // Nobody dials on a connection of before. Not let go of here, see DialReactor::OnDone.
+    for (auto& [key, entry] : connections_) env_.Post([stub = std::move(entry.stub)] {});
+    connections_.clear();
+    recent_.clear();
+    return true;
+  }
 
   StreamEnv& env() { return env_; }
 
@@ -138,6 +160,12 @@ class GrpcTransport::Impl {
     std::list<Key>::iterator recent;
   };
 
+  void Use(std::shared_ptr<const Certificates> certificates) {
+    credentials_ =
+        certificates == nullptr ? grpc::InsecureChannelCredentials() : ChannelCredentialsOf(*certificates, security_);
+    certificates_ = std::move(certificates);
+  }
+
   // A connection that is dropped here lives on until its streams have ended.
   std::shared_ptr<RawStub> Connection(const Key& key) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -168,8 +196,10 @@ class GrpcTransport::Impl {
 
   const size_t max_connections_;
   const grpc::ChannelArguments args_;
-  const std::shared_ptr<grpc::ChannelCredentials> credentials_;
+  const PeerSecurity security_;
   std::mutex mutex_;
+  std::shared_ptr<grpc::ChannelCredentials> credentials_;
+  std::shared_ptr<const Certificates> certificates_;
   std::map<Key, Entry> connections_;
   std::list<Key> recent_;
   StreamEnv env_;
@@ -178,9 +208,13 @@ class GrpcTransport::Impl {
 GrpcTransport::GrpcTransport(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 absl::StatusOr<std::unique_ptr<GrpcTransport>> GrpcTransport::Create(const GrpcTransportOptions& options) {
-  auto credentials = PeerChannelCredentials(options.security);
-  if (!credentials.ok()) return credentials.status();
-  return std::unique_ptr<GrpcTransport>(new GrpcTransport(std::make_unique<Impl>(options, *std::move(credentials))));
+  std::shared_ptr<const Certificates> certificates;
+  if (options.security.mode == PeerSecurity::Mode::kMtls) {
+    auto read = Certificates::Read(options.security);
+    if (!read.ok()) return read.status();
+    certificates = *std::move(read);
+  }
+  return std::unique_ptr<GrpcTransport>(new GrpcTransport(std::make_unique<Impl>(options, std::move(certificates))));
 }
 
 GrpcTransport::~GrpcTransport() {
@@ -208,6 +242,8 @@ std::shared_ptr<DataStream> GrpcTransport::OpenData(const std::string& peer_addr
   }
   return core;
 }
+
+absl::StatusOr<bool> GrpcTransport::ReloadSecurity() { return impl_->Reload(); }
 
 void GrpcTransport::Shutdown() { impl_->Shutdown(); }
 

@@ -34,6 +34,10 @@ class GrpcTransport final : public Transport {
   std::shared_ptr<DataStream> OpenData(const std::string& peer_address, const DataOpenFrame& open,
                                        std::shared_ptr<DataListener> listener) override;
 
+  // Reads the security's files again; true where they have changed. New connections use them from then on, those there
+  // are end with their streams. Where it fails, all is as it was. Thread-safe.
+  absl::StatusOr<bool> ReloadSecurity();
+
   // Breaks off all streams and waits until their OnClosed and all `done` have come: at most about ten seconds, usually
   // milliseconds. Idempotent. Streams opened later are closed at once (UNAVAILABLE SHUTTING_DOWN, inside Open*). Must
   // not be called from a callback.

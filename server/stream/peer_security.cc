@@ -4,24 +4,19 @@
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
-#include <openssl/x509v3.h>
 
 #include <algorithm>
 #include <ctime>
 #include <fstream>
 #include <limits>
+#include <memory>
 #include <sstream>
 
-#include <grpcpp/security/credentials.h>
-#include <grpcpp/security/server_credentials.h>
 #include "server/base/status.h"
+#include "server/stream/certificates.h"
 
 namespace spectrumkv {
 namespace {
-
-struct PemFiles {
-  std::string cert, key, ca;
-};
 
 absl::StatusOr<std::string> ReadPem(const std::string& path, const char* what) {
   std::ifstream file(path, std::ios::binary);
@@ -55,6 +50,8 @@ bool Says(const std::string& words, const char* part) { return words.find(part) 
 
 using Certificate = std::unique_ptr<X509, Free<X509_free>>;
 
+}  // namespace
+
 absl::StatusOr<PemFiles> ReadPemFiles(const PeerSecurity& security) {
   absl::StatusOr<std::string> cert = ReadPem(security.cert_file, "certificate");
   if (!cert.ok()) return cert.status();
@@ -65,60 +62,45 @@ absl::StatusOr<PemFiles> ReadPemFiles(const PeerSecurity& security) {
   return PemFiles{*cert, *key, *ca};
 }
 
-}  // namespace
-
-absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> PeerChannelCredentials(const PeerSecurity& security) {
-  if (security.mode == PeerSecurity::Mode::kPlain) return grpc::InsecureChannelCredentials();
-  absl::StatusOr<PemFiles> pem = ReadPemFiles(security);
-  if (!pem.ok()) return pem.status();
-  grpc::SslCredentialsOptions options;
-  options.pem_root_certs = pem->ca;
-  options.pem_private_key = pem->key;
-  options.pem_cert_chain = pem->cert;
-  return grpc::SslCredentials(options);
-}
-
-absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> PeerServerCredentials(const PeerSecurity& security) {
-  if (security.mode == PeerSecurity::Mode::kPlain) return grpc::InsecureServerCredentials();
-  absl::StatusOr<PemFiles> pem = ReadPemFiles(security);
-  if (!pem.ok()) return pem.status();
-  grpc::SslServerCredentialsOptions options(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  options.pem_root_certs = pem->ca;
-  options.pem_key_cert_pairs.push_back({pem->key, pem->cert});
-  return grpc::SslServerCredentials(options);
+std::string IdentitiesText(const std::vector<std::string>& identities) {
+  std::string text;
+  for (const std::string& one : identities) text += (text.empty() ? "" : " or ") + one;
+  return text;
 }
 
 absl::Status CheckOwnIdentity(const PeerSecurity& security) {
   if (security.mode == PeerSecurity::Mode::kPlain) return absl::OkStatus();
   const absl::StatusOr<std::string> pem = ReadPem(security.cert_file, "certificate");
   if (!pem.ok()) return pem.status();
-  const std::unique_ptr<BIO, Free<BIO_free>> in(BIO_new_mem_buf(pem->data(), static_cast<int>(pem->size())));
-  const Certificate certificate(PEM_read_bio_X509(in.get(), nullptr, nullptr, nullptr));
-  ERR_clear_error();
-  if (certificate == nullptr) return InvalidFile(security.cert_file, "holds no certificate that can be read");
-  // As peers check it: the common name counts only where there are no alternative names.
-  unsigned int flags = X509_CHECK_FLAG_NO_WILDCARDS;
-  if (X509_get_ext_by_NID(certificate.get(), NID_subject_alt_name, -1) >= 0)
-    flags |= X509_CHECK_FLAG_NEVER_CHECK_SUBJECT;
-  const std::string& name = security.expected_identity;
-  if (X509_check_host(certificate.get(), name.data(), name.size(), flags, nullptr) == 1) return absl::OkStatus();
+  const absl::StatusOr<PeerNames> names = NamesOfPem(*pem);
+  if (!names.ok()) return InvalidFile(security.cert_file, "holds no certificate that can be read");
+  if (MatchesIdentity(security.identities, *names)) return absl::OkStatus();
+  const std::string expected = IdentitiesText(security.identities);
   return MakeError(absl::StatusCode::kPermissionDenied, "PEER_IDENTITY",
-                   "certificate " + security.cert_file + " is not for " + name +
-                       ", which must be one of its DNS names: no peer would accept it",
-                   {{"file", security.cert_file}, {"expected", name}});
+                   "certificate " + security.cert_file + " is not for " + expected + " (peer.identities) but for " +
+                       NamesText(*names) + ": no peer would accept it",
+                   {{"file", security.cert_file}, {"expected", expected}});
+}
+
+absl::Status SecurityMismatch(const std::string& peer, const std::string& how) {
+  return MakeError(
+      absl::StatusCode::kUnauthenticated, "PEER_SECURITY_MISMATCH",
+      "no connection with the peer " + peer + ": " + how + "; peer.security must be the same on both sides",
+      {{"peer", peer}});
 }
 
 absl::Status HandshakeError(const std::string& peer, const std::string& words) {
-  if (Says(words, "is not in peer certificate")) {
+  if (Says(words, kOtherIdentity)) {
     return MakeError(absl::StatusCode::kPermissionDenied, "PEER_IDENTITY",
                      "the certificate of the peer " + peer + " is for another name: " + words, {{"peer", peer}});
   }
   // Without SSL_ERROR_SSL the connection broke during the handshake, which may be the network.
-  if (!Says(words, "Ssl handshake failed: SSL_ERROR_SSL")) return absl::OkStatus();
+  if (!Says(words, "handshake failed: SSL_ERROR_SSL")) return absl::OkStatus();
+  if (Says(words, "wrong version number")) return SecurityMismatch(peer, "it does not speak TLS, this daemon does");
   const std::string cause =
       Says(words, "certificate verify failed")
           ? "the certificate of the peer " + peer + " has expired or is not of an authority in peer.tls.ca_file: "
-          : "no TLS with the peer " + peer + ", peer.security must be the same on both sides: ";
+          : "no TLS with the peer " + peer + ": ";
   return MakeError(absl::StatusCode::kUnauthenticated, "PEER_HANDSHAKE", cause + words, {{"peer", peer}});
 }
 

@@ -1,26 +1,29 @@
 #include "server/stream/peer_server.h"
 
 #include <chrono>
+#include <mutex>
 #include <utility>
 #include <vector>
 
 #include <google/protobuf/stubs/logging.h>
 
+#include <grpc/grpc_security_constants.h>
 #include <grpcpp/impl/server_builder_option.h>
 #include <grpcpp/impl/server_builder_plugin.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
+#include "server/base/listen.h"
 #include "server/base/log.h"
 #include "server/base/status.h"
 #include "server/stream/status_codec.h"
 #include "server/stream/stream_core.h"
+#include "server/stream/tls_credentials.h"
 #include "spectrumkv/v1/peer_service.grpc.pb.h"
 
 namespace spectrumkv {
 namespace {
 
 constexpr int64_t kShutdownTimeoutMs = 8000;
-constexpr size_t kMaxNamesBytes = 200;
 
 using RawReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 
@@ -67,8 +70,18 @@ class RefusingReactor final : public RawReactor {
 class PeerServiceImpl final : public v1::PeerService::WithRawCallbackMethod_Control<
                                   v1::PeerService::WithRawCallbackMethod_Data<v1::PeerService::Service>> {
  public:
-  PeerServiceImpl(StreamEnv* env, PeerAcceptor* acceptor, const PeerSecurity& security)
-      : env_(env), acceptor_(acceptor), security_(security) {}
+  // `certificates`: null where the security is plain.
+  PeerServiceImpl(StreamEnv* env, PeerAcceptor* acceptor, std::shared_ptr<Certificates> certificates)
+      : env_(env), acceptor_(acceptor), certificates_(std::move(certificates)) {}
+
+  std::shared_ptr<Certificates> certificates() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return certificates_;
+  }
+  void Use(std::shared_ptr<Certificates> certificates) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    certificates_ = std::move(certificates);
+  }
 
   RawReactor* Control(grpc::CallbackServerContext* context) override {
     const absl::Status identity = CheckIdentity(*context);
@@ -103,29 +116,25 @@ class PeerServiceImpl final : public v1::PeerService::WithRawCallbackMethod_Cont
     return MakeError(absl::StatusCode::kUnavailable, "DRAINING", "this daemon takes no new streams", {}, 1000);
   }
 
-  // TLS has checked that our CA signed the certificate; this checks for whom.
+  // TLS has checked the certificate when the connection was made; this checks it as of now, and for whom it is.
   absl::Status CheckIdentity(const grpc::CallbackServerContext& context) const {
-    if (security_.mode == PeerSecurity::Mode::kPlain) return absl::OkStatus();
+    const std::shared_ptr<Certificates> certificates = this->certificates();
+    if (certificates == nullptr) return absl::OkStatus();
     const auto auth = context.auth_context();
-    std::string names;
-    if (auth != nullptr && auth->IsPeerAuthenticated()) {
-      for (const grpc::string_ref& part : auth->GetPeerIdentity()) {
-        const std::string name(part.data(), part.size());
-        if (name == security_.expected_identity) return absl::OkStatus();
-        if (names.size() < kMaxNamesBytes) names += (names.empty() ? "" : ", ") + name.substr(0, kMaxNamesBytes);
-      }
-    }
-    absl::Status refusal = MakeError(absl::StatusCode::kPermissionDenied, "PEER_IDENTITY",
-                                     "the dialling daemon's certificate is for " + (names.empty() ? "nobody" : names) +
-                                         ", not for " + security_.expected_identity,
-                                     {{"expected", security_.expected_identity}});
-    acceptor_->OnStranger(refusal);
+    const absl::Status refusal = certificates->CheckPeer(Property(*auth, GRPC_X509_PEM_CERT_PROPERTY_NAME),
+                                                         Property(*auth, GRPC_X509_PEM_CERT_CHAIN_PROPERTY_NAME));
+    if (!refusal.ok()) acceptor_->OnStranger(refusal);
     return refusal;
+  }
+  static std::string Property(const grpc::AuthContext& auth, const char* name) {
+    const std::vector<grpc::string_ref> values = auth.FindPropertyValues(name);
+    return values.empty() ? "" : std::string(values[0].data(), values[0].size());
   }
 
   StreamEnv* const env_;
   PeerAcceptor* const acceptor_;
-  const PeerSecurity security_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<Certificates> certificates_;
 };
 
 // Libraries that are linked in (reflection) register themselves with every server; this one serves its service alone.
@@ -159,8 +168,19 @@ void SetArguments(const PeerServerOptions& options, grpc::ServerBuilder* builder
 
 class PeerServer::Impl {
  public:
-  Impl(const PeerServerOptions& options, PeerAcceptor* acceptor)
-      : env(LimitsOf(options)), service(&env, acceptor, options.security) {}
+  Impl(const PeerServerOptions& options, PeerAcceptor* acceptor, std::shared_ptr<Certificates> certificates)
+      : security(options.security), env(LimitsOf(options)), service(&env, acceptor, std::move(certificates)) {}
+
+  absl::StatusOr<bool> Reload() {
+    if (served == nullptr) return false;
+    absl::StatusOr<std::shared_ptr<Certificates>> read = Certificates::Read(security);
+    if (!read.ok()) return read.status();
+    if (absl::Status own = CheckOwnIdentity(security); !own.ok()) return own;
+    if ((*read)->SameFiles(*service.certificates())) return false;
+    if (absl::Status kept = served->Use(**read); !kept.ok()) return kept;
+    service.Use(*std::move(read));
+    return true;
+  }
 
   bool Shutdown() {
     env.Stop(MakeError(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is shutting down", {}, 1000));
@@ -168,8 +188,10 @@ class PeerServer::Impl {
     return env.WaitIdle(kShutdownTimeoutMs);
   }
 
+  const PeerSecurity security;
   StreamEnv env;
   PeerServiceImpl service;
+  std::unique_ptr<ServedCertificates> served;  // null where the security is plain
   std::unique_ptr<grpc::Server> server;
   int port = 0;
   std::string address;
@@ -179,22 +201,29 @@ PeerServer::PeerServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Start(const PeerServerOptions& options,
                                                               PeerAcceptor* acceptor) {
-  auto credentials = PeerServerCredentials(options.security);
-  if (!credentials.ok()) return credentials.status();
+  std::shared_ptr<Certificates> certificates;
+  std::unique_ptr<ServedCertificates> served;
+  if (options.security.mode == PeerSecurity::Mode::kMtls) {
+    auto read = Certificates::Read(options.security);
+    if (!read.ok()) return read.status();
+    certificates = *std::move(read);
+    auto made = ServedCertificates::Create(*certificates);
+    if (!made.ok()) return made.status();
+    served = *std::move(made);
+  }
   // Else a peer could write to our log, a line for each broken frame; it gets MALFORMED_FRAME instead.
   google::protobuf::SetLogHandler(nullptr);
-  auto impl = std::make_unique<Impl>(options, acceptor);
+  auto impl = std::make_unique<Impl>(options, acceptor, std::move(certificates));
+  impl->served = std::move(served);
   grpc::ServerBuilder builder;
   SetArguments(options, &builder);
-  builder.AddListeningPort(options.listen_address, *credentials, &impl->port);
+  builder.AddListeningPort(options.listen_address,
+                           impl->served != nullptr ? impl->served->credentials() : grpc::InsecureServerCredentials(),
+                           &impl->port);
   builder.RegisterService(&impl->service);
   impl->server = builder.BuildAndStart();
   if (impl->server == nullptr || impl->port == 0) {
-    return MakeError(
-        absl::StatusCode::kUnavailable, "LISTEN_FAILED",
-        "cannot listen on " + options.listen_address +
-            ": in use by another process, not an address of this machine, not permitted, or bad credentials",
-        {{"address", options.listen_address}});
+    return ListenFailed("peer.listen_address", options.listen_address);
   }
   impl->address =
       options.listen_address.substr(0, options.listen_address.rfind(':')) + ":" + std::to_string(impl->port);
@@ -210,6 +239,7 @@ PeerServer::~PeerServer() {
 
 int PeerServer::port() const { return impl_->port; }
 const std::string& PeerServer::address() const { return impl_->address; }
+absl::StatusOr<bool> PeerServer::ReloadSecurity() { return impl_->Reload(); }
 void PeerServer::Shutdown() { impl_->Shutdown(); }
 
 }  // namespace spectrumkv

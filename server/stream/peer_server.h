@@ -35,6 +35,11 @@ class PeerServer {
   // listen_address with the real port.
   const std::string& address() const;
 
+  // Reads the security's files again; true where they have changed. Streams that begin from then on are held to them,
+  // also on older connections; new connections see them within about a second. Where it fails, all is as it was.
+  // Thread-safe.
+  absl::StatusOr<bool> ReloadSecurity();
+
   // Ends all streams (the peers see UNAVAILABLE DRAINING) and waits until their OnClosed and all `done` have come: at
   // most about ten seconds, usually milliseconds. No callback comes later. Idempotent; not from a callback.
   void Shutdown();

@@ -10,6 +10,14 @@ namespace {
 
 // gRPC's words where the peer closed the connection before it was made, as a TLS server does that refuses a client.
 constexpr char kHungUp[] = "Socket closed";
+// The same where words of ours had not been read yet.
+constexpr char kHungUpHard[] = "Connection reset";
+
+bool HungUp(const absl::Status& status) {
+  const std::string words(status.message());
+  return status.code() == absl::StatusCode::kUnavailable &&
+         (words.find(kHungUp) != std::string::npos || words.find(kHungUpHard) != std::string::npos);
+}
 
 absl::Status PeerGone(const std::string& message) {
   return MakeError(absl::StatusCode::kUnavailable, "PEER_GONE", message);
@@ -170,8 +178,8 @@ absl::Status StreamCore::FinalStatusLocked(const absl::Status& wire_status) cons
   if (dialling) {
     absl::Status handshake = HandshakeError(peer_, std::string(wire_status.message()));
     if (!handshake.ok()) return handshake;
-    if (text.find(kHungUp) != std::string::npos) {
-      text += " (before the connection was made: does it trust our certificate, and is its peer.security ours?)";
+    if (HungUp(wire_status)) {
+      text += " (before the connection was made: does it trust our certificate?)";
     }
   }
   switch (wire_status.code()) {
@@ -191,6 +199,7 @@ absl::Status StreamCore::FinalStatusLocked(const absl::Status& wire_status) cons
 
 void StreamCore::Finished(const absl::Status& wire_status, std::shared_ptr<void> call) {
   absl::Status status;
+  bool ask = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     wire_ = nullptr;
@@ -198,6 +207,8 @@ void StreamCore::Finished(const absl::Status& wire_status, std::shared_ptr<void>
     finished_ = true;
     status = FinalStatusLocked(wire_status);
     if (!status.ok()) failed_ = true;
+    ask = chunks_ == 0 && side_ == Side::kDialler && !connected_ && local_error_.ok() && env_->limits().probe_tls &&
+          HungUp(wire_status);
     queue_.clear();
     writing_message_.Clear();
     DisarmTimerLocked();
@@ -216,7 +227,10 @@ void StreamCore::Finished(const absl::Status& wire_status, std::shared_ptr<void>
       return;
     }
   }
-  env_->Post([self = shared_from_this(), status] { self->DeliverClosed(status); });
+  if (!ask) return env_->Post([self = shared_from_this(), status] { self->DeliverClosed(status); });
+  env_->AskWhetherTls(peer_, [self = shared_from_this(), status](bool tls) {
+    self->DeliverClosed(tls ? SecurityMismatch(self->peer_, "it speaks TLS, this daemon does not") : status);
+  });
 }
 
 // On the env's thread.
@@ -250,7 +264,7 @@ void StreamCore::ChunkEnds() {
 
 void StreamCore::ArmTimer(int64_t delay_ms, absl::Status status) {
   std::lock_guard<std::mutex> lock(mutex_);
-  ArmTimerLocked(delay_ms, std::move(status));
+  ArmTimerLocked(delay_ms, std::move(status), WhenLate::kClose);
 }
 
 void StreamCore::DisarmTimer() {
@@ -258,14 +272,14 @@ void StreamCore::DisarmTimer() {
   if (!closing_ && !lost_) DisarmTimerLocked();
 }
 
-void StreamCore::ArmTimerLocked(int64_t delay_ms, absl::Status status) {
+void StreamCore::ArmTimerLocked(int64_t delay_ms, absl::Status status, WhenLate then) {
   DisarmTimerLocked();
   std::weak_ptr<StreamCore> weak = weak_from_this();
   const uint64_t serial = timer_serial_;
-  timer_ =
-      env_->clock().CallAt(env_->clock().NowNs() + delay_ms * 1'000'000, [weak, serial, status = std::move(status)] {
-        if (auto core = weak.lock()) core->TimerFired(serial, status);
-      });
+  timer_ = env_->clock().CallAt(env_->clock().NowNs() + delay_ms * 1'000'000,
+                                [weak, serial, status = std::move(status), then] {
+                                  if (auto core = weak.lock()) core->TimerFired(serial, status, then);
+                                });
 }
 
 void StreamCore::DisarmTimerLocked() {
@@ -274,10 +288,11 @@ void StreamCore::DisarmTimerLocked() {
   ++timer_serial_;
 }
 
-void StreamCore::TimerFired(uint64_t serial, const absl::Status& status) {
+void StreamCore::TimerFired(uint64_t serial, const absl::Status& status, WhenLate then) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (serial != timer_serial_ || wire_ == nullptr) return;
   timer_ = 0;
+  if (then == WhenLate::kClose) return CloseLocked(status);
   if (local_error_.ok()) local_error_ = status;
   closing_ = true;
   deaf_ = true;

@@ -63,7 +63,7 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
 
   // False: the stream is closing and `message` was dropped. Too many queued close the stream.
   bool Enqueue(grpc::ByteBuffer message);
-  // Cuts the call with `status` after `delay_ms`, unless DisarmTimer comes first.
+  // Closes the stream with `status`, which the peer sees, after `delay_ms`, unless DisarmTimer comes first.
   void ArmTimer(int64_t delay_ms, absl::Status status);
   void DisarmTimer();
   bool failed() const { return failed_.load(std::memory_order_relaxed); }
@@ -74,9 +74,10 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
 
  private:
   void CloseLocked(const absl::Status& status);
-  void ArmTimerLocked(int64_t delay_ms, absl::Status status);
+  enum class WhenLate { kClose, kCut };
+  void ArmTimerLocked(int64_t delay_ms, absl::Status status, WhenLate then = WhenLate::kCut);
   void DisarmTimerLocked();
-  void TimerFired(uint64_t serial, const absl::Status& status);
+  void TimerFired(uint64_t serial, const absl::Status& status, WhenLate then);
   void LoseLocked();
   void PumpLocked();
   void DeliverClosed(const absl::Status& status);

@@ -47,6 +47,19 @@ void StreamEnv::PostEnd(std::function<void()> task) {
   }
 }
 
+void StreamEnv::AskWhetherTls(const std::string& address, std::function<void(bool tls)> done) {
+  ThreadPool* probing = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (probing_ == nullptr) probing_ = std::make_unique<ThreadPool>(1);
+    probing = probing_.get();
+  }
+  probing->Post([this, address, done = std::move(done)] {
+    const bool tls = tls_probe_.Ask(address);
+    Post([done, tls] { done(tls); });
+  });
+}
+
 bool StreamEnv::Add(StreamCore* core, std::weak_ptr<StreamCore> weak) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (stopping_) return false;

@@ -15,13 +15,14 @@
 #include "absl/status/status.h"
 #include "server/base/clock.h"
 #include "server/base/executor.h"
+#include "server/stream/tls_probe.h"
 
 namespace spectrumkv {
 
 class StreamCore;
 
-// While one lives, what this thread would hand to the env's thread by PostEnd is collected, and run here by RunAll: at a
-// place where no lock is held.
+// While one lives, what this thread would hand to the env's thread by PostEnd is collected, and run here by RunAll: at
+// a place where no lock is held.
 class EndsHere {
  public:
   EndsHere();
@@ -46,6 +47,8 @@ struct StreamLimits {
   // From the end of the call until OnClosed although the network still holds chunks.
   int64_t linger_ms = 2000;
   size_t max_message_bytes = size_t{16} << 20;
+  // Of a plain dialler: ask a peer that hangs up whether it speaks TLS.
+  bool probe_tls = false;
 };
 
 class StreamEnv {
@@ -59,6 +62,8 @@ class StreamEnv {
   // Post, or left to the EndsHere of this thread. For what ends a chunk.
   void PostEnd(std::function<void()> task);
   Clock& clock() { return *clock_; }
+  // Calls `done` on the env's thread, once the peer has been asked (tls_probe.h).
+  void AskWhetherTls(const std::string& address, std::function<void(bool tls)> done);
 
   // False once Stop has begun. A registered stream stays until Remove.
   bool Add(StreamCore* core, std::weak_ptr<StreamCore> weak);
@@ -81,6 +86,8 @@ class StreamEnv {
   std::mutex post_mutex_;  // a Post is over before the end of what it posted can end the env
   std::unique_ptr<Clock> clock_;
   ThreadPool loop_;
+  TlsProbe tls_probe_;
+  std::unique_ptr<ThreadPool> probing_;  // where peers may be asked; last, it posts to the others
 };
 
 }  // namespace spectrumkv

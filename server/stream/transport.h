@@ -108,7 +108,8 @@ class Transport {
  public:
   virtual ~Transport() = default;
   // Dials lazily; a peer that is not there shows as OnClosed(UNAVAILABLE PEER_UNREACHABLE) within connect_timeout_ms,
-  // one whose certificate does not fit as PEER_IDENTITY or PEER_HANDSHAKE (peer_security.h).
+  // one whose certificate does not fit as PEER_IDENTITY or PEER_HANDSHAKE, one that speaks TLS where we do not, or the
+  // other way round, as PEER_SECURITY_MISMATCH (peer_security.h).
   virtual std::shared_ptr<ControlStream> OpenControl(const std::string& peer_address,
                                                      std::shared_ptr<ControlListener> listener) = 0;
   // `open.stream` chooses the connection: each index has its own TCP connection to the peer.

@@ -268,9 +268,8 @@ std::vector<TransferReport> TransferManagerImpl::List(uint32_t limit, bool activ
   for (const auto& [key, entry] : entries_) {
     if (entry.transfer != nullptr && reports.size() < limit) reports.push_back(entry.transfer->Snapshot());
   }
-  std::sort(reports.begin(), reports.end(), [](const TransferReport& a, const TransferReport& b) {
-    return a.duration_seconds < b.duration_seconds;
-  });
+  std::sort(reports.begin(), reports.end(),
+            [](const TransferReport& a, const TransferReport& b) { return a.duration_seconds < b.duration_seconds; });
   if (active_only) return reports;
   for (auto it = ended_.rbegin(); it != ended_.rend() && reports.size() < limit; ++it) {
     reports.push_back(entries_.at(*it).report);
@@ -343,6 +342,10 @@ void TransferManagerImpl::OnHello(std::shared_ptr<ControlSession> session, Hello
                           absl::StrCat("chunk format version ", hello.format_version, ", this daemon speaks 1"));
     } else if (hello.part_index != 0 || hello.part_count != 1) {
       refusal = MakeError(absl::StatusCode::kUnimplemented, "PARTS_UNSUPPORTED", "this version moves one part");
+    } else if (hello.expected_epoch != 0 && hello.expected_epoch != options_.epoch) {
+      // It goes on with a transfer of an earlier run, whose half nobody will bring again.
+      refusal = MakeError(absl::StatusCode::kFailedPrecondition, "PEER_RESTARTED",
+                          "the peer daemon has restarted since the transfer began");
     } else if (it != entries_.end() && !ConstantTimeEqual(it->second.token, hello.transfer_token)) {
       refusal = MakeError(absl::StatusCode::kPermissionDenied, "TOKEN_MISMATCH",
                           "transfer_token is not that of the other half");
@@ -359,7 +362,7 @@ void TransferManagerImpl::OnHello(std::shared_ptr<ControlSession> session, Hello
   }
   if (late.has_value()) return AnswerLate(*late, ours, session.get());
   if (refusal.ok()) {
-    refusal = parking_.Park(ours, session, hello);
+    refusal = parking_.Park(ours, session, hello, stream != nullptr ? stream->peer() : "");
     if (refusal.ok()) {
       // The half may have come between the look-up and the parking.
       std::unique_lock<std::mutex> lock(mutex_);
@@ -385,7 +388,12 @@ void TransferManagerImpl::AnswerLate(const Entry& entry, Role role, ControlSessi
   const int32_t code = static_cast<int32_t>(report.error.code());
   const std::string message(report.error.message());
   if (role == Role::kReceiver) {
-    ReceiptFrame receipt{report.state, code, ReasonOf(report.error), message, report.chunks, report.chunks_duplicate,
+    ReceiptFrame receipt{report.state,
+                         code,
+                         ReasonOf(report.error),
+                         message,
+                         report.chunks,
+                         report.chunks_duplicate,
                          report.first_layer_ready_seconds};
     stream->Send(receipt);
   } else if (report.state == TransferState::kCommitted) {

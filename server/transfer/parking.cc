@@ -13,6 +13,12 @@ constexpr int64_t kRetryAfterMs = 200;
 // How long the last words of a half that ended are kept for the other.
 constexpr int64_t kLastWordsNs = 60'000 * kMsToNs;
 
+// "ipv4:10.0.0.1:5555" -> "ipv4:10.0.0.1": each connection of a host has a port of its own.
+std::string HostOf(const std::string& peer) {
+  const bool has_port = peer.rfind("ipv4:", 0) == 0 || peer.rfind("ipv6:", 0) == 0;
+  return has_port ? peer.substr(0, peer.rfind(':')) : peer;
+}
+
 }  // namespace
 
 Parking::Parking(Clock* clock, uint32_t max_parked, int64_t heartbeat_ms, int64_t max_wait_ms)
@@ -27,7 +33,8 @@ Parking::~Parking() {
   if (timer_ != 0) clock_->Cancel(timer_);
 }
 
-absl::Status Parking::Park(Role role, std::shared_ptr<ControlSession> session, HelloFrame hello) {
+absl::Status Parking::Park(Role role, std::shared_ptr<ControlSession> session, HelloFrame hello,
+                           const std::string& peer) {
   std::vector<std::shared_ptr<ControlSession>> superseded;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -36,16 +43,14 @@ absl::Status Parking::Park(Role role, std::shared_ptr<ControlSession> session, H
       const bool same_dialler = it->second.hello.epoch == hello.epoch && it->second.hello.attempt <= hello.attempt;
       const bool stale = same_dialler || it->second.session->LastWords().has_value();
       if (stale) superseded.push_back(it->second.session);
-      it = stale ? parked_.erase(it) : std::next(it);
+      it = stale ? EraseLocked(it) : std::next(it);
     }
-    if (parked_.size() >= max_parked_ && !ForgetOneThatEndedLocked()) {
-      return MakeError(absl::StatusCode::kResourceExhausted, "WAITING_FULL",
-                       absl::StrCat("already ", max_parked_, " transfers wait for their other half"), {},
-                       kRetryAfterMs);
-    }
+    const std::string host = HostOf(peer);
+    if (absl::Status room = MakeRoomLocked(host); !room.ok()) return room;
     const int64_t wait_ns = std::min<int64_t>(
         max_wait_ns_, static_cast<int64_t>(std::min<uint64_t>(hello.deadline_ms, 1u << 30)) * kMsToNs);
-    parked_.emplace(key, Parked{std::move(session), std::move(hello), clock_->NowNs() + wait_ns});
+    parked_.emplace(key, Parked{std::move(session), std::move(hello), clock_->NowNs() + wait_ns, host});
+    ++of_host_[host];
     if (timer_ == 0) {
       timer_ = clock_->CallAt(clock_->NowNs() + heartbeat_ns_, [this, alive = alive_] {
         if (*alive) Tick();
@@ -64,8 +69,9 @@ std::vector<Parking::Parked> Parking::Take(Role role, const std::string& transfe
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<Parked> taken;
   const auto range = parked_.equal_range({role, transfer_id});
-  for (auto it = range.first; it != range.second; ++it) taken.push_back(std::move(it->second));
-  parked_.erase(range.first, range.second);
+  for (auto it = range.first; it != range.second; it = EraseLocked(it)) {
+    taken.push_back(Parked{it->second.session, it->second.hello, it->second.deadline_ns, it->second.host});
+  }
   return taken;
 }
 
@@ -77,24 +83,50 @@ void Parking::Forget(const ControlSession* session) {
   if (session->LastWords().has_value()) {
     it->second.deadline_ns = clock_->NowNs() + kLastWordsNs;
   } else {
-    parked_.erase(it);
+    EraseLocked(it);
   }
 }
 
-// Those who wait matter more than news of those who do not.
-bool Parking::ForgetOneThatEndedLocked() {
-  const auto it = std::find_if(parked_.begin(), parked_.end(),
-                               [](const auto& entry) { return entry.second.session->LastWords().has_value(); });
+Parking::Map::iterator Parking::EraseLocked(Map::iterator at) {
+  const auto count = of_host_.find(at->second.host);
+  if (--count->second == 0) of_host_.erase(count);
+  return parked_.erase(at);
+}
+
+// Whoever comes later finds room, however much one host asks for: it never has more than is left.
+bool Parking::HasRoomLocked(const std::string& host) const {
+  const auto count = of_host_.find(host);
+  return parked_.size() + (count == of_host_.end() ? 0 : count->second) < max_parked_;
+}
+
+absl::Status Parking::MakeRoomLocked(const std::string& host) {
+  if (HasRoomLocked(host) || (ForgetOneThatEndedLocked(host) && HasRoomLocked(host))) return absl::OkStatus();
+  const auto count = of_host_.find(host);
+  const std::string waiting = absl::StrCat(count == of_host_.end() ? 0 : count->second);
+  return MakeError(absl::StatusCode::kResourceExhausted, "WAITING_FULL",
+                   absl::StrCat("already ", parked_.size(), " transfers, ", waiting, " of them from ", host,
+                                ", wait for their other half; peer.max_waiting_transfers is ", max_parked_,
+                                ", and no host may have more waiting than there is room left"),
+                   {{"host", host}, {"waiting", waiting}, {"limit", absl::StrCat(max_parked_)}}, kRetryAfterMs);
+}
+
+// Those who wait matter more than news of those who do not: of this host, or where all is full, of anybody.
+bool Parking::ForgetOneThatEndedLocked(const std::string& host) {
+  const bool full = parked_.size() >= max_parked_;
+  const auto it = std::find_if(parked_.begin(), parked_.end(), [&](const auto& entry) {
+    return (full || entry.second.host == host) && entry.second.session->LastWords().has_value();
+  });
   if (it == parked_.end()) return false;
-  parked_.erase(it);
+  EraseLocked(it);
   return true;
 }
 
 void Parking::CloseAll(const absl::Status& why) {
-  std::multimap<std::pair<Role, std::string>, Parked> all;
+  Map all;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     all.swap(parked_);
+    of_host_.clear();
   }
   for (auto& [key, parked] : all) {
     if (auto stream = parked.session->stream()) stream->Close(why);
@@ -114,7 +146,7 @@ void Parking::Tick() {
     for (auto it = parked_.begin(); it != parked_.end();) {
       const bool over = now >= it->second.deadline_ns;
       (over ? expired : waiting).push_back(it->second.session);
-      it = over ? parked_.erase(it) : std::next(it);
+      it = over ? EraseLocked(it) : std::next(it);
     }
     timer_ = 0;
     if (!parked_.empty()) {

@@ -1,5 +1,6 @@
 // Peers that dialled before this daemon's worker brought its half of the transfer. They wait without memory: a stream
-// and a hello each, bounded in number, with a deadline, kept alive by heartbeats.
+// and a hello each, bounded in number, with a deadline, kept alive by heartbeats. No peer may use up the room of all: it
+// may have at most as many waiting as there is room left for others.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +23,16 @@ class Parking {
     std::shared_ptr<ControlSession> session;
     HelloFrame hello;
     int64_t deadline_ns = 0;
+    std::string host;
   };
 
   Parking(Clock* clock, uint32_t max_parked, int64_t heartbeat_ms, int64_t max_wait_ms);
   ~Parking();
 
-  // `role` is that of the half we wait for. RESOURCE_EXHAUSTED WAITING_FULL with a retry delay when there is no room. An
-  // older attempt of the same dialler is closed, and one that has ended is forgotten.
-  absl::Status Park(Role role, std::shared_ptr<ControlSession> session, HelloFrame hello);
+  // `role` is that of the half we wait for; `peer` as ControlStream::peer(), of whose host the share is. RESOURCE_EXHAUSTED
+  // WAITING_FULL with a retry delay when there is no room, or none for this host. An older attempt of the same dialler is
+  // closed, and one that has ended is forgotten.
+  absl::Status Park(Role role, std::shared_ptr<ControlSession> session, HelloFrame hello, const std::string& peer);
   // Takes out all that wait for this half.
   std::vector<Parked> Take(Role role, const std::string& transfer_id);
   // The stream has ended. What its dialler said of the end of its half is kept for a minute, so that ours learns it.
@@ -38,13 +41,18 @@ class Parking {
   size_t size() const;
 
  private:
+  using Map = std::multimap<std::pair<Role, std::string>, Parked>;
   void Tick();
-  bool ForgetOneThatEndedLocked();
+  Map::iterator EraseLocked(Map::iterator at);
+  bool HasRoomLocked(const std::string& host) const;
+  absl::Status MakeRoomLocked(const std::string& host);
+  bool ForgetOneThatEndedLocked(const std::string& host);
   Clock* const clock_;
   const uint32_t max_parked_;
   const int64_t heartbeat_ns_, max_wait_ns_;
   mutable std::mutex mutex_;
-  std::multimap<std::pair<Role, std::string>, Parked> parked_;
+  Map parked_;
+  std::map<std::string, size_t> of_host_;  // how many of parked_; no zeros
   TimerId timer_ = 0;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

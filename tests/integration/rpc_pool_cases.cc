@@ -73,6 +73,33 @@ TEST_F(RpcCases, HoldPool) {
   EXPECT_REFUSED(stream->Finish(), NOT_FOUND, "UNKNOWN_POOL");
 }
 
+// The status of a hold is the worker's word that the pool has been let go of; many times, because only a race could
+// tell otherwise.
+TEST_F(RpcCases, HoldPoolHasLetGoWhenItsStreamEnds) {
+  for (int i = 0; i < 100; ++i) {
+    const v1::PoolRef pool = Register(prefill_worker(), "let-go-" + std::to_string(i));
+    const auto context = Context();
+    const auto stream = prefill_worker().HoldPool(context.get());
+    v1::HoldPoolRequest ping;
+    *ping.mutable_pool() = pool;
+    v1::HoldPoolResponse answer;
+    ASSERT_TRUE(stream->Write(ping));
+    ASSERT_TRUE(stream->Read(&answer));
+    if (i % 2 == 0) {
+      stream->WritesDone();
+      EXPECT_RPC_OK(stream->Finish());
+    } else {
+      ping.mutable_pool()->set_pool_id("another");
+      ASSERT_TRUE(stream->Write(ping));
+      EXPECT_REFUSED(stream->Finish(), INVALID_ARGUMENT, "INVALID_POOL_REF");
+    }
+    v1::RenewLeaseRequest renew;
+    *renew.mutable_pool() = pool;
+    v1::RenewLeaseResponse renewed;
+    EXPECT_REFUSED(prefill_worker().RenewLease(Context().get(), renew, &renewed), NOT_FOUND, "UNKNOWN_POOL");
+  }
+}
+
 TEST_F(RpcCases, HoldPoolTellsThatThePoolIsUnregistered) {
   const v1::PoolRef pool = Register(prefill_worker(), "hold-event");
   const auto context = Context();

@@ -48,6 +48,9 @@ class RealDaemon:
             "codec.threads": "2",
             **{name.replace("__", "."): str(value) for name, value in keys.items()},
         }
+        if "worker.tcp_address" in self.keys and "worker.tcp_token_file" not in self.keys:
+            (self.folder / "token").write_text("a-token-of-this-test\n")
+            self.keys["worker.tcp_token_file"] = f"{self.folder}/token"
         self._start()
 
     def _start(self):

@@ -2,6 +2,7 @@
 
 import math
 import os
+import socket
 import uuid
 
 import grpc
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from bad_schemas import BAD_SCHEMAS, good_schema
 from moves import check, fill, make_side, move, poison, random_words, serves_the_next, small_group, unique
-from real_daemon import refused
+from real_daemon import refused, running
 
 import spectrumkv as skv
 from spectrumkv.errors import error_from_rpc, rpc
@@ -518,3 +519,24 @@ def test_put_blocks(name, sides, source, counted):
     request.blocks.add(**{**block, **change})
     with refused(code, reason):
         source.worker.PutBlocks(iter([request]), timeout=20)
+
+
+def test_hosts_that_may_not_be_dialled():
+    """Nothing is dialled before the request is refused: an open port there hears nothing."""
+    group = small_group()
+    with socket.create_server(("127.0.0.1", 0)) as open_port:
+        open_port.settimeout(0.5)
+        place = f"127.0.0.1:{open_port.getsockname()[1]}"
+        with running(peer__allowed_hosts="[10.1.0.0/16, localhost]") as daemon, daemon.client() as client:
+            side = make_side(client, daemon, [group], {0: [1, 2, 3]})
+            with side.pool:
+                for call in (client.send, client.fetch):
+                    for peer in (place, f"[::ffff:127.0.0.1]:{open_port.getsockname()[1]}", "169.254.169.254:80"):
+                        with refused("PERMISSION_DENIED", "PEER_NOT_ALLOWED", peer=peer):
+                            call(unique("host"), peer=peer, pool=side.pool, token_count=10, blocks=side.blocks)
+                with pytest.raises(TimeoutError):
+                    open_port.accept()
+                client.send("allowed", peer=place.replace("127.0.0.1", "localhost"), pool=side.pool, token_count=10,
+                            blocks=side.blocks)  # fmt: skip
+                client.cancel("allowed")
+            assert daemon.errors("permission_denied") == 6

@@ -156,9 +156,9 @@ def test_more_transfers_than_allowed(target, decode, transfer_id):
 
 
 def test_more_waiting_peers_than_allowed(source, prefill, transfer_id):
-    """Sends without an Expect wait at the receiver; one too many is told to come back, and does."""
+    """Sends without an Expect wait at the receiver; one too many of one host is told to come back, and does."""
     group = small_group()
-    with running(peer__max_waiting_transfers=2) as crowded, crowded.client() as target:
+    with running(peer__max_waiting_transfers=4) as crowded, crowded.client() as target:
         here = make_side(source, prefill, [group], {0: [1, 2, 3]})
         there = make_side(target, crowded, [group], {0: [1, 2, 3]})
         with here.pool, there.pool:

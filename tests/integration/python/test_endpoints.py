@@ -12,9 +12,10 @@ import pytest
 from google.protobuf import descriptor_pool, json_format, message_factory
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from moves import check, fill, make_side, move, poison, random_words, small_group, unique
-from real_daemon import running
+from real_daemon import refused, running
 
 import spectrumkv as skv
+from spectrumkv.bearer import BearerToken, read_token
 from spectrumkv.v1 import admin_service_pb2, worker_service_pb2
 
 HEALTH, REFLECTION = "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"
@@ -144,6 +145,56 @@ def test_tcp_is_off_by_default(prefill):
     assert listening(prefill.process.pid) == {port_of(a) for a in (prefill.peer, prefill.health, prefill.metrics_address)}
 
 
+def token_of(daemon):
+    return daemon.keys["worker.tcp_token_file"]
+
+
+@pytest.mark.parametrize("token", [None, "", "a-token-of-this-tesu", "a-token-of-this-tes", "a-token-of-this-test2"])
+def test_tcp_without_the_token_is_refused(token, tmp_path):
+    """Every method of every service, each refusal counted, and the token in no log, answer or error."""
+    with running(worker__tcp_address="127.0.0.1:0") as daemon, grpc.insecure_channel(daemon.worker_tcp) as bare:
+        channel = bare if token is None else grpc.intercept_channel(bare, BearerToken(token))
+        calls = [f"/{WORKER.full_name}/{method.name}" for method in WORKER.methods]
+        calls += [f"/{HEALTH}/Check", f"/{REFLECTION}/ServerReflectionInfo", "/nobody/Nothing"]
+        before = daemon.errors("unauthenticated")
+        for call in calls:
+            with pytest.raises(grpc.RpcError) as error:
+                list(channel.stream_stream(call)(iter([b""]), timeout=20))
+            assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED, call
+            assert ("NO_TOKEN" if token is None else "WRONG_TOKEN") in error.value.details()
+            assert "a-token-of-this" not in str(error.value)
+        assert daemon.errors("unauthenticated") == before + len(calls)
+        with daemon.client() as local, daemon.admin() as admin:  # sockets need none
+            with refused("NOT_FOUND", "UNKNOWN_TRANSFER"):
+                local.get_transfer("nobody")
+            assert "a-token-of-this" not in admin.GetConfig(admin_service_pb2.GetConfigRequest()).yaml
+        assert "a-token-of-this" not in daemon.log()
+        wrong = tmp_path / "wrong"
+        wrong.write_text("another-token-of-somebody\n")
+        with skv.Client(daemon.worker_tcp, token_file=wrong) as client, pytest.raises(skv.SpectrumKVError) as error:
+            client.get_transfer("nobody")
+        assert error.value.code == "UNAUTHENTICATED" and "another-token" not in repr(error.value)
+
+
+@pytest.mark.parametrize("text", [None, "", "short-of-sixteen", "has a space in it, which none has", "x" * 1025, "\x01" * 20])
+def test_a_token_file_that_is_none(text, tmp_path):
+    path = tmp_path / "token"
+    if text is not None:
+        path.write_text(text[:15] if text == "short-of-sixteen" else text)
+    with pytest.raises(RuntimeError, match="reason=TOKEN_FILE.*token") as error, running(
+        worker__tcp_address="127.0.0.1:0", worker__tcp_token_file=path
+    ):
+        pass
+    assert not text or text[:15] not in str(error.value), "the content is told"
+
+
+def test_tcp_needs_a_token_file():
+    with pytest.raises(RuntimeError, match="worker.tcp_token_file is empty"), running(
+        worker__tcp_address="127.0.0.1:0", worker__tcp_token_file=""
+    ):
+        pass
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
 def test_workers_over_tcp(host, target, decode):
     """Everything a worker does, over TCP; the Unix socket goes on serving the same pools."""
@@ -152,7 +203,7 @@ def test_workers_over_tcp(host, target, decode):
     with running(worker__tcp_address=f"{host}:0") as daemon:
         assert daemon.worker_tcp.startswith(f"{host}:") and port_of(daemon.worker_tcp) > 0
         assert port_of(daemon.worker_tcp) in listening(daemon.process.pid)
-        with skv.Client(daemon.worker_tcp) as source, daemon.client() as local:
+        with skv.Client(daemon.worker_tcp, token_file=token_of(daemon)) as source, daemon.client() as local:
             move_something(source, target, daemon, decode, unique("tcp"))
             move_something(target, source, decode, daemon, unique("tcp-back"))
             group = small_group()
@@ -163,7 +214,8 @@ def test_workers_over_tcp(host, target, decode):
                 assert (pool.get(blocks) == kv).all()
                 request = worker_service_pb2.RenewLeaseRequest(pool=pool.ref)
                 assert local.worker.RenewLease(request, timeout=20).lease_ttl_ms > 0
-        with grpc.insecure_channel(daemon.worker_tcp) as channel:
+        with grpc.insecure_channel(daemon.worker_tcp) as bare:
+            channel = grpc.intercept_channel(bare, BearerToken(read_token(token_of(daemon))))
             assert Reflected(channel).services() == sorted([WORKER.full_name, HEALTH, REFLECTION])
             with pytest.raises(grpc.RpcError) as error:  # no admin, no peers
                 channel.unary_unary("/spectrumkv.v1.AdminService/GetStatus")(b"", timeout=20)
@@ -182,7 +234,7 @@ def _has_ipv6():
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:7000", "example.org:7000", "localhost", ":0"])
 def test_tcp_beyond_loopback_is_refused(address):
-    """It has no authentication: whoever reaches it may read and write KV caches."""
+    """It is not encrypted."""
     with pytest.raises(RuntimeError, match="worker.tcp_address"), running(worker__tcp_address=address):
         pass
 

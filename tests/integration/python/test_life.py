@@ -326,6 +326,7 @@ else:
     client.publish(name, **source)
 if role == "source" and phase in ("half", "advanced"):
     client.advance(name, layers=1 if phase == "half" else 2, tokens=10)
+assert pool.wait_held()  # else the daemon would learn of this process's death by the end of the lease alone
 print(pool.pool_id, flush=True)
 time.sleep(100)
 """
@@ -343,8 +344,8 @@ def worker_process(daemon, role, name, peer, phase):
         worker.kill()
         worker.wait()
         worker.stdout.close()
-        for path in pathlib.Path("/dev/shm").glob(f"spectrumkv-{worker.pid}-*"):
-            path.unlink()  # the dead worker could not
+        skv.sweep_stale_segments()  # the dead worker could not
+        assert not list(pathlib.Path("/dev/shm").glob(f"spectrumkv-kv-{worker.pid}-*"))
 
 
 def pools_of(daemon):
@@ -553,6 +554,32 @@ def _code(client, request):
         rpc(client.worker.RenewLease, request, 5)
     except skv.SpectrumKVError as error:
         return error.code, error.reason
+
+
+@pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
+def test_daemon_that_restarts_in_the_middle(pull, source, target, prefill, decode, transfer_id):
+    """The one that dialled comes back, and is told at once that there is nothing to go on with: the other half of the
+    transfer went with the daemon that had it."""
+    with running() as mortal, mortal.client() as its:
+        ends = Ends(its, target, mortal, decode, transfer_id) if pull else Ends(source, its, prefill, mortal, transfer_id)
+        with ends.here.pool, ends.there.pool:
+            (ends.publish if pull else ends.send)(layerwise=True)
+            (ends.fetch if pull else ends.expect)()
+            ends.source.advance(ends.name, layers=1, tokens=TOKENS)
+            until(lambda: ends.target.get_transfer(ends.name).layers_ready == 1)
+            dialler = target if pull else source
+            mortal.restart()
+            start = time.monotonic()
+            report = ended(dialler, ends.name)
+            assert (report.code, report.reason) == (9, "PEER_RESTARTED"), report  # FAILED_PRECONDITION
+            assert time.monotonic() - start < 4
+            assert report.attempts > 1
+            # Its blocks are free for the next one.
+            ends.name += ".again"
+            (ends.publish if pull else ends.expect)()
+            (ends.fetch if pull else ends.send)()
+            ends.both_end(COMMITTED)
+            check(ends.there, [ends.kv])
 
 
 def test_daemon_that_dies_in_the_middle(target, decode, transfer_id):

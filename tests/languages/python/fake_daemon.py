@@ -32,6 +32,8 @@ class FakeWorker(worker_service_pb2_grpc.WorkerServiceServicer):
         self.pools = {}  # pool_id -> schema
         self.requests = []
         self.pings = queue.Queue()
+        self.answers_holds = threading.Event()
+        self.answers_holds.set()
         self.hold_events = queue.Queue()  # put an event here: the current hold stream ends with it
         self.failures = []  # (code, reason, message, metadata, retry_ms), raised by the next calls
         self.events = []  # of WatchTransfer
@@ -76,6 +78,7 @@ class FakeWorker(worker_service_pb2_grpc.WorkerServiceServicer):
                 pass  # the client has gone
 
         threading.Thread(target=read, daemon=True).start()
+        self.answers_holds.wait(20)
         yield worker_service_pb2.HoldPoolResponse(lease_ttl_ms=self.lease_ttl_ms)
         while context.is_active():
             try:

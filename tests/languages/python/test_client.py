@@ -141,6 +141,22 @@ def test_lost_hold_registers_again(daemon, client, group):
         until(lambda: daemon.worker.pings.get(timeout=5) == pool.ref)
 
 
+def test_wait_held_says_whether_the_daemon_would_notice_a_death(daemon, client, group):
+    daemon.worker.answers_holds.clear()
+    with client.shared_memory_pool([group], model="m") as pool:
+        assert not pool.wait_held(timeout_s=0.1)  # registered, but nobody has answered the stream
+        daemon.worker.answers_holds.set()
+        assert pool.wait_held()
+        # A hold that was lost is none until another one is answered.
+        daemon.worker.answers_holds.clear()
+        daemon.worker.restart()
+        daemon.worker.hold_events.put("LEASE_EXPIRED")
+        until(lambda: pool.registrations == 2)
+        assert not pool.wait_held(timeout_s=0.1)
+        daemon.worker.answers_holds.set()
+        assert pool.wait_held()
+
+
 @pytest.fixture
 def noise(monkeypatch, caplog):
     """What threads died of, and what was logged as a warning or worse."""

@@ -2,9 +2,14 @@
 
 import errno
 import os
+import pathlib
 import resource
 import signal
 import stat
+import subprocess
+import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -119,6 +124,105 @@ def test_segment_never_takes_over_another():
         assert os.path.exists("/dev/shm" + first.name)
     finally:
         first.close()
+
+
+_OWNER = """
+import os, sys
+import spectrumkv as skv
+segment = skv.SharedSegment(4096, sys.argv[2], sys.argv[1])
+pid = os.fork() if sys.argv[3] == "forks" else 1
+if pid:
+    print(segment.name, pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def owner(directory, name="", forks=False):
+    """A process that has made a segment: (process, file, pid of its child)."""
+    process = subprocess.Popen([sys.executable, "-c", _OWNER, str(directory), name, "forks" if forks else ""],
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
+    made, child = process.stdout.readline().split()
+    return process, pathlib.Path(directory, made.lstrip("/")), int(child)
+
+
+def end(process):
+    process.kill()
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+
+
+def test_segments_of_the_dead_are_swept_and_no_others(tmp_path):
+    dead, left, _ = owner(tmp_path)
+    named, chosen, _ = owner(tmp_path, "engine-kv")
+    alive, kept, _ = owner(tmp_path)
+    try:
+        target = tmp_path / "target"
+        target.write_text("not ours")
+        (tmp_path / "spectrumkv-kv-link").symlink_to(target)
+        (tmp_path / "spectrumkv-kv-folder").mkdir()
+        os.mkfifo(tmp_path / "spectrumkv-kv-pipe")
+        assert skv.sweep_stale_segments(str(tmp_path)) == []  # all of them live
+        end(dead)
+        end(named)
+        assert left.exists() and chosen.exists()
+        mine = skv.SharedSegment(4096, "", str(tmp_path))  # sweeps first
+        others = {"target", "spectrumkv-kv-link", "spectrumkv-kv-folder", "spectrumkv-kv-pipe", mine.name[1:]}
+        assert {path.name for path in tmp_path.iterdir()} == others | {chosen.name, kept.name}
+        # A name that its caller chose is swept where the caller says so.
+        assert skv.sweep_stale_segments(str(tmp_path), "engine-") == ["engine-kv"]
+        mine.close()
+    finally:
+        end(alive)
+    assert skv.sweep_stale_segments(str(tmp_path)) == [kept.name]
+    assert skv.sweep_stale_segments(str(tmp_path / "missing")) == []
+
+
+def test_a_child_that_still_has_the_segment_keeps_it(tmp_path):
+    process, path, child = owner(tmp_path, forks=True)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert skv.sweep_stale_segments(str(tmp_path)) == [] and path.exists()
+    os.kill(child, signal.SIGKILL)
+    end_at = time.monotonic() + 20
+    while not (swept := skv.sweep_stale_segments(str(tmp_path))) and time.monotonic() < end_at:
+        time.sleep(0.01)
+    assert swept == [path.name]
+    end(process)
+
+
+def test_files_of_others_are_not_swept(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("SKIPPED: only root can make a file of another user")
+    path = tmp_path / "spectrumkv-kv-1-other"
+    path.write_text("x")
+    os.chown(path, 65534, 65534)
+    assert skv.sweep_stale_segments(str(tmp_path)) == [] and path.exists()
+
+
+def test_a_sweep_never_takes_a_segment_that_is_being_made(tmp_path):
+    over = threading.Event()
+
+    def sweep():
+        while not over.is_set():
+            skv.sweep_stale_segments(str(tmp_path))
+
+    sweepers = [threading.Thread(target=sweep) for _ in range(2)]
+    for thread in sweepers:
+        thread.start()
+    try:
+        made = []
+        for _ in range(400):
+            made.append(skv.SharedSegment(4096, "", str(tmp_path)))
+            assert (tmp_path / made[-1].name[1:]).exists()
+    finally:
+        over.set()
+        for thread in sweepers:
+            thread.join()
+    assert {path.name for path in tmp_path.iterdir()} == {segment.name[1:] for segment in made}
+    for segment in made:
+        segment.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_segment_goes_with_its_owner():

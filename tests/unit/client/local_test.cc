@@ -1,11 +1,15 @@
 // What the client does without a daemon: statuses, block tables, schemas, shared memory.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "client/cpp/blocks.h"
 #include "client/cpp/client.h"
@@ -169,13 +173,48 @@ TEST(ClientSharedMemory, MovesOwnership) {
 }
 
 TEST(ClientSharedMemory, RefusesBadNamesAndSizes) {
-  for (const char* name : {"", "/", "noslash", "/a/b"}) {
+  for (const char* name : {"/", "noslash", "/a/b"}) {
     EXPECT_EQ(SharedMemory::Create(name, 1).status().code(), absl::StatusCode::kInvalidArgument) << name;
   }
   EXPECT_EQ(SharedMemory::Create(Name("empty"), 0).status().code(), absl::StatusCode::kInvalidArgument);
   const auto huge = SharedMemory::Create(Name("huge"), size_t{1} << 60);
   EXPECT_FALSE(huge.ok());
   EXPECT_LT(::shm_open(Name("huge").c_str(), O_RDONLY, 0), 0) << "a failed segment is left behind";
+}
+
+TEST(ClientSharedMemory, SegmentsOfTheDeadAreSweptAndNoOthers) {
+  const auto exists = [](const std::string& name) { return ::access(("/dev/shm" + name).c_str(), F_OK) == 0; };
+  // A process that makes a segment of a free name, tells it, and is killed.
+  int names[2];
+  ASSERT_EQ(::pipe(names), 0);
+  const pid_t owner = ::fork();
+  if (owner == 0) {
+    const auto memory = SharedMemory::Create("", 4096);
+    if (!memory.ok() || ::write(names[1], memory->name().c_str(), memory->name().size() + 1) < 0) ::_exit(1);
+    ::pause();
+  }
+  char name[256] = {};
+  ASSERT_GT(::read(names[0], name, sizeof(name) - 1), 0);
+  EXPECT_EQ(std::string(name).rfind(std::string("/") + kStalePrefix, 0), 0u) << name;
+  const auto contains = [&](const std::vector<std::string>& swept) {
+    return std::find(swept.begin(), swept.end(), name + 1) != swept.end();
+  };
+  EXPECT_FALSE(contains(SweepStaleSegments())) << "its owner lives";
+  EXPECT_TRUE(exists(name));
+  const auto mine = SharedMemory::Create(Name("sweep"), 4096);
+  ASSERT_TRUE(mine.ok()) << mine.status();
+  ::kill(owner, SIGKILL);
+  ::waitpid(owner, nullptr, 0);
+  EXPECT_TRUE(contains(SweepStaleSegments("/dev/shm", kStalePrefix, /*remove=*/false)));
+  EXPECT_TRUE(exists(name)) << "it was only asked";
+  const auto fresh = SharedMemory::Create("", 4096);  // sweeps first
+  ASSERT_TRUE(fresh.ok()) << fresh.status();
+  EXPECT_FALSE(exists(name));
+  EXPECT_TRUE(SweepStaleSegments("/dev/shm", Name("sweep").substr(1)).empty()) << "it is ours, and alive";
+  EXPECT_TRUE(exists(mine->name()) && exists(fresh->name()));
+  EXPECT_TRUE(SweepStaleSegments("/nonexistent").empty());
+  ::close(names[0]);
+  ::close(names[1]);
 }
 
 TEST(ClientConnect, SaysWhereNobodyAnswers) {

@@ -35,6 +35,7 @@ struct FakeState {
   int registrations = 0;
   int pings = 0;
   int holds = 0;
+  bool answers_holds = true;
   std::set<std::string> request_ids;
   std::string next_event;  // sent to the hold at its next ping
   int stale_sends = 0;     // refused so far
@@ -74,6 +75,7 @@ class FakeWorkerService final : public v1::WorkerService::Service {
       ++state_.holds;
     }
     state_.changed.notify_all();
+    EXPECT_TRUE(state_.Await([&] { return state_.answers_holds; }));
     for (v1::HoldPoolRequest request; stream->Read(&request);) {
       v1::HoldPoolResponse response;
       {
@@ -184,6 +186,27 @@ TEST_F(ClientPoolTest, PingsWhileItLives) {
     EXPECT_TRUE(pool->status().ok());
   }
   EXPECT_EQ(state_.registrations, 1);
+}
+
+TEST_F(ClientPoolTest, WaitHeldSaysWhetherTheDaemonWouldNoticeADeath) {
+  const auto set_answers = [&](bool answers) {
+    const std::lock_guard<std::mutex> lock(state_.mutex);
+    state_.answers_holds = answers;
+    if (!answers) state_.next_event = "LEASE_EXPIRED";
+    state_.changed.notify_all();
+  };
+  const auto client = Connect();
+  ASSERT_NE(client, nullptr);
+  state_.answers_holds = false;
+  const auto pool = Register(client.get());
+  EXPECT_FALSE(pool->WaitHeld(100));
+  set_answers(true);
+  EXPECT_TRUE(pool->WaitHeld(20000));
+  set_answers(false);  // the hold is lost, and the next one is not answered
+  EXPECT_TRUE(state_.Await([&] { return state_.holds >= 2; }));
+  EXPECT_FALSE(pool->WaitHeld(100));
+  set_answers(true);
+  EXPECT_TRUE(pool->WaitHeld(20000));
 }
 
 TEST_F(ClientPoolTest, RegistersAgainAfterARestart) {

@@ -82,14 +82,19 @@ TEST(ConfigLoadTest, PrecedenceIsDefaultsFileEnvironmentFlags) {
 
 TEST(ConfigLoadTest, EveryKeyCanBeSetInEveryWay) {
   for (const KeySpec& key : AllKeys()) {
-    const bool is_list = key.kind == KeyKind::kChoices;
+    const bool is_list = IsList(key.kind);
     std::string value = "1";
     if (!key.allowed.empty()) value = key.kind == KeyKind::kMode ? "0600" : key.allowed.back();
     if (key.kind == KeyKind::kBytes) value = key.path == "peer.max_message_bytes" ? "8MiB" : "3MiB";
     if (key.kind == KeyKind::kMilliseconds) value = key.path == "lease.min_ttl_ms" ? "2s" : "31s";
     if (key.kind == KeyKind::kBool) value = "false";
     if (key.kind == KeyKind::kAddress || key.kind == KeyKind::kLoopback) value = "127.0.0.1:1";
+    if (key.kind == KeyKind::kIdentities) value = "*.kv.example, spiffe://prod/ns/*/sa/kv";
+    if (key.kind == KeyKind::kHosts) value = "10.1.0.0/16, fd00::/8, *.kv.example";
     if (key.unit == "path" || key.kind == KeyKind::kShmPrefix) value = "/x";
+    std::string in_yaml = value;
+    if (key.kind == KeyKind::kIdentities) in_yaml = R"("*.kv.example", "spiffe://prod/ns/*/sa/kv")";
+    if (key.kind == KeyKind::kHosts) in_yaml = R"(10.1.0.0/16, "fd00::/8", "*.kv.example")";
     std::string yaml;
     std::string indent;
     std::string rest = key.path;
@@ -98,10 +103,14 @@ TEST(ConfigLoadTest, EveryKeyCanBeSetInEveryWay) {
       indent += "  ";
       rest = rest.substr(dot + 1);
     }
-    yaml += indent + rest + ": " + (is_list ? "[" + value + "]" : "\"" + value + "\"") + "\n";
-    const auto from_file = Load(yaml);
-    const auto from_env = Load("", Sources({{EnvironmentName(key.path), value}}));
-    const auto from_set = Load("", Sources({}, {key.path + "=" + value}));
+    yaml += indent + rest + ": " + (is_list ? "[" + in_yaml + "]" : "\"" + value + "\"") + "\n";
+    // A key that takes another one with it.
+    std::map<std::string, std::string> env;
+    if (key.path == "worker.tcp_address") env["SPECTRUMKV_WORKER_TCP_TOKEN_FILE"] = "/token";
+    const auto from_file = Load(yaml, Sources(env));
+    const auto from_set = Load("", Sources(env, {key.path + "=" + value}));
+    env[EnvironmentName(key.path)] = value;
+    const auto from_env = Load("", Sources(env));
     ASSERT_TRUE(from_file.ok()) << key.path << " " << from_file.status();
     ASSERT_TRUE(from_env.ok()) << key.path << " " << from_env.status();
     ASSERT_TRUE(from_set.ok()) << key.path << " " << from_set.status();

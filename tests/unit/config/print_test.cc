@@ -70,6 +70,9 @@ TEST(ConfigPrintTest, ReadsBackToTheSame) {
   config.worker.socket = "/tmp/with space: and #\"quotes\"\\";
   config.worker.socket_mode = 0600;
   config.worker.tcp_address = "[::1]:7000";
+  config.worker.tcp_token_file = "/token";
+  config.peer.identities = {"*.kv.example", "spiffe://prod/ns/*/sa/kv"};
+  config.peer.allowed_hosts = {"10.0.0.0/8", "fd00::/8", "*.example", "localhost"};
   config.peer.listen_address = "localhost:1";
   config.peer.tls.ca_file = "/null";
   config.memory.max_owned_bytes = 12345;

@@ -165,7 +165,7 @@ TEST(ConfigValueTest, Paths) {
 TEST(ConfigValueTest, WhatIsRefusedChangesNothing) {
   for (const KeySpec& key : AllKeys()) {
     Config config;
-    const bool is_list = key.kind == KeyKind::kChoices;
+    const bool is_list = IsList(key.kind);
     EXPECT_NE(SetValue(key, {is_list, {"\x01 nonsense"}}, &config), "") << key.path;
     EXPECT_NE(SetValue(key, {!is_list, {"RAW"}}, &config), "") << key.path;
     EXPECT_EQ(PrintConfig(config), PrintConfig(Config{})) << key.path;

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """spectrumkvctl without a daemon: help, exit codes, codec commands. program_test.py CTL VECTORS"""
 
+import fcntl
 import json
 import os
 import shutil
@@ -58,6 +59,23 @@ class ProgramTest(unittest.TestCase):
                     self.assertEqual((code, out), (2, ""))
                     self.assertIn(path, err)
                     self.assertIn(cause, err)
+
+    def test_segments_of_the_dead_are_swept(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("spectrumkv-kv-1-dead", "spectrumkv-kv-2-alive", "engine-kv", "other"):
+                with open(f"{folder}/{name}", "w", encoding="utf-8"):
+                    pass
+            with open(f"{folder}/spectrumkv-kv-2-alive", encoding="utf-8") as alive:
+                fcntl.flock(alive, fcntl.LOCK_EX)  # as its owner has it
+                sweep = ("segments", "sweep", "--directory", folder)
+                self.assertEqual(ctl(*sweep, "--dry-run"), (0, "spectrumkv-kv-1-dead\n", ""))
+                self.assertEqual(len(os.listdir(folder)), 4)
+                code, out, _ = ctl(*sweep, "--json")
+                self.assertEqual((code, json.loads(out)), (0, {"segments": ["spectrumkv-kv-1-dead"]}))
+                self.assertEqual(ctl(*sweep), (0, "", ""))
+                self.assertEqual(ctl(*sweep, "--prefix", "engine-"), (0, "engine-kv\n", ""))
+                self.assertEqual(set(os.listdir(folder)), {"spectrumkv-kv-2-alive", "other"})
+                self.assertEqual(ctl(*sweep, "--prefix", "")[0], 2)
 
     def test_no_daemon_is_3(self):
         for words in (["status"], ["pools"], ["transfers"], ["peers"], ["config"], ["drain"], ["health"],

@@ -83,7 +83,7 @@ TEST(MetricsExposerTest, ATakenPortIsAnErrorAndTheFirstGoesOn) {
   const auto second = MetricsExposer::Start(address, metrics);
   ASSERT_FALSE(second.ok());
   EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(ReasonOf(second.status()), "METRICS_LISTEN");
+  EXPECT_EQ(ReasonOf(second.status()), "LISTEN_FAILED");
   EXPECT_THAT(std::string(second.status().message()), HasSubstr(address));
   EXPECT_THAT(Get((*first)->port(), "/metrics"), StartsWith("HTTP/1.1 200"));
 }
@@ -91,7 +91,7 @@ TEST(MetricsExposerTest, ATakenPortIsAnErrorAndTheFirstGoesOn) {
 TEST(MetricsExposerTest, NonsenseIsAnError) {
   Metrics metrics;
   for (const char* address : {"", "nonsense", "127.0.0.1:99999", "256.1.1.1:0"}) {
-    EXPECT_EQ(ReasonOf(MetricsExposer::Start(address, metrics).status()), "METRICS_LISTEN") << address;
+    EXPECT_EQ(ReasonOf(MetricsExposer::Start(address, metrics).status()), "LISTEN_FAILED") << address;
   }
 }
 

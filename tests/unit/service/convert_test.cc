@@ -219,6 +219,18 @@ TEST(PeerAddress, HostAndPort) {
   }
 }
 
+TEST(PeerAddress, OnlyAllowedHosts) {
+  const std::vector<std::string> allowed = {"10.1.0.0/16", "fd00::/8", "*.kv.example"};
+  for (const char* good : {"10.1.2.3:7420", "[fd00::1]:7420", "decode-0.kv.example:1"}) {
+    EXPECT_TRUE(CheckPeerAddress(good, allowed).ok()) << good;
+  }
+  for (const char* bad :
+       {"10.2.0.1:7420", "127.0.0.1:7420", "[::1]:7420", "169.254.169.254:80", "localhost:22", "kv.example:1"}) {
+    EXPECT_ERROR(CheckPeerAddress(bad, allowed), kPermissionDenied, "PEER_NOT_ALLOWED");
+  }
+  EXPECT_ERROR(CheckPeerAddress("10.1.2.3", allowed), kInvalidArgument, "INVALID_PEER");
+}
+
 TEST(Part, OneOfOne) {
   v1::Part part;
   EXPECT_TRUE(CheckPart(false, part).ok());

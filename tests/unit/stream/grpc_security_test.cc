@@ -1,23 +1,36 @@
 // Who may talk to a daemon whose peers use mTLS.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
+#include <functional>
+#include <future>
 #include <iterator>
 #include <thread>
 
 #include "server/base/status.h"
 #include "server/stream/grpc_transport.h"
 #include "server/stream/peer_server.h"
+#include "server/stream/tls_probe.h"
 #include "tests/unit/stream/stream_fixtures.h"
 #include "tests/unit/stream/test_certificates.h"
 
 namespace spectrumkv {
 namespace {
+
+std::string Text(const std::string& file) {
+  std::ifstream in(file);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
 
 class SecurityTest : public testing::Test {
  protected:
@@ -56,10 +69,11 @@ TEST_F(SecurityTest, PeersOfOneCaTalk) {
 
 TEST_F(SecurityTest, StrangersAreRefused) {
   const PeerSecurity server = ca_.Issue("spectrumkv");
-  EXPECT_EQ(Dial(server, PeerSecurity{}).code(), absl::StatusCode::kUnavailable) << "no TLS";
-  const absl::Status plain = Dial(PeerSecurity{}, ca_.Issue("spectrumkv"));
-  EXPECT_EQ(plain.code(), absl::StatusCode::kUnauthenticated) << "server without TLS: " << plain;
-  EXPECT_EQ(ReasonOf(plain), "PEER_HANDSHAKE");
+  for (const absl::Status& mismatch : {Dial(server, PeerSecurity{}), Dial(PeerSecurity{}, ca_.Issue("spectrumkv"))}) {
+    EXPECT_EQ(mismatch.code(), absl::StatusCode::kUnauthenticated) << mismatch;
+    EXPECT_EQ(ReasonOf(mismatch), "PEER_SECURITY_MISMATCH") << mismatch;
+    EXPECT_THAT(std::string(mismatch.message()), testing::HasSubstr("peer.security must be the same on both sides"));
+  }
   PeerSecurity foreign = other_ca_.Issue("spectrumkv");
   const absl::Status distrusted = Dial(server, foreign);
   EXPECT_EQ(distrusted.code(), absl::StatusCode::kUnauthenticated) << "the client distrusts the server: " << distrusted;
@@ -77,6 +91,108 @@ TEST_F(SecurityTest, IdentitiesAreChecked) {
   EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied) << status;
   EXPECT_EQ(ReasonOf(status), "PEER_IDENTITY");
   EXPECT_THAT(std::string(status.message()), testing::HasSubstr("for somebody, not for spectrumkv"));
+}
+
+// The same rule on both sides: what a dialler takes an acceptor takes, and the other way round.
+TEST_F(SecurityTest, PatternsCountOnBothSides) {
+  const struct {
+    const char* identity;
+    const char* pattern;
+    bool fits;
+  } cases[] = {{"prefill-0.kv.example", "*.kv.example", true},
+               {"prefill-0.kv.example", "prefill-0.kv.example", true},
+               {"PREFILL-0.kv.example", "prefill-0.KV.example", true},
+               {"a.b.kv.example", "*.kv.example", false},
+               {"kv.example", "*.kv.example", false},
+               {"prefill-0.kv.example", "prefill-1.kv.example", false}};
+  for (const auto& c : cases) {
+    PeerSecurity good = ca_.Issue("spectrumkv"), other = ca_.Issue(c.identity);
+    good.identities = {"spectrumkv", c.pattern};
+    other.identities = {"spectrumkv"};
+    const absl::Status as_client = Dial(good, other), as_server = Dial(other, good);
+    EXPECT_EQ(as_client.ok(), c.fits) << c.identity << " dials " << c.pattern << ": " << as_client;
+    EXPECT_EQ(as_server.ok(), c.fits) << c.pattern << " dials " << c.identity << ": " << as_server;
+    if (c.fits) continue;
+    for (const absl::Status& refused : {as_client, as_server}) {
+      EXPECT_EQ(refused.code(), absl::StatusCode::kPermissionDenied) << refused;
+      EXPECT_EQ(ReasonOf(refused), "PEER_IDENTITY") << refused;
+    }
+  }
+}
+
+// Files are swapped as an operator does it: authorities of both times first, then certificates, then the new one alone.
+TEST_F(SecurityTest, SwappedFilesAreUsedAndOldOnesRefused) {
+  const PeerSecurity files = ca_.Issue("spectrumkv"), old = ca_.Issue("spectrumkv");
+  const PeerSecurity fresh = other_ca_.Issue("spectrumkv");
+  PeerSecurity served = files;
+  served.ca_file = ca_.folder() + "/bundle.pem";
+  const auto copy = [](const std::string& from, const std::string& to) {
+    std::filesystem::copy_file(from, to, std::filesystem::copy_options::overwrite_existing);
+  };
+  copy(ca_.ca_file(), served.ca_file);
+  RecordingAcceptor acceptor;
+  PeerServerOptions options;
+  options.security = served;
+  auto server = PeerServer::Start(options, &acceptor).value();
+  GrpcTransportOptions dial;
+  dial.security = served;
+  auto transport = GrpcTransport::Create(dial).value();
+  dial.security = old;
+  auto old_transport = GrpcTransport::Create(dial).value();
+  size_t streams = 0;
+  const auto open = [&](GrpcTransport& by) {
+    auto listener = std::make_shared<Recorder>();
+    auto stream = by.OpenControl(server->address(), listener);
+    stream->Send(HeartbeatFrame{"sending"});
+    bool accepted = false;
+    WaitUntil([&] {
+      accepted = acceptor.controls() > streams;
+      return accepted || listener->closed();
+    });
+    if (accepted) ++streams;
+    stream->Close(absl::OkStatus());
+    return accepted ? absl::OkStatus() : listener->WaitClosed();
+  };
+  EXPECT_TRUE(open(*transport).ok());
+  EXPECT_TRUE(open(*old_transport).ok());
+  EXPECT_FALSE(server->ReloadSecurity().value()) << "nothing has changed";
+  EXPECT_FALSE(transport->ReloadSecurity().value());
+
+  std::ofstream(served.ca_file) << Text(ca_.ca_file()) << Text(other_ca_.ca_file());
+  EXPECT_TRUE(server->ReloadSecurity().value());
+  EXPECT_TRUE(transport->ReloadSecurity().value());
+  EXPECT_TRUE(open(*transport).ok());
+
+  // Half a swap is none: the key is not that of the certificate, so all is as it was.
+  copy(fresh.cert_file, served.cert_file);
+  EXPECT_EQ(ReasonOf(server->ReloadSecurity().status()), "TLS_FILE_INVALID");
+  EXPECT_EQ(ReasonOf(transport->ReloadSecurity().status()), "TLS_FILE_INVALID");
+  EXPECT_TRUE(open(*transport).ok());
+  copy(fresh.key_file, served.key_file);
+  EXPECT_TRUE(server->ReloadSecurity().value());
+  EXPECT_TRUE(transport->ReloadSecurity().value());
+  // gRPC looks at what is served once a second.
+  dial.security = fresh;  // trusts the new authority alone
+  auto fresh_transport = GrpcTransport::Create(dial).value();
+  EXPECT_TRUE(WaitUntil([&] { return open(*fresh_transport).ok(); }));
+  EXPECT_TRUE(open(*transport).ok());
+  EXPECT_TRUE(open(*old_transport).ok()) << "its authority is still one of two";
+
+  copy(other_ca_.ca_file(), served.ca_file);
+  EXPECT_TRUE(server->ReloadSecurity().value());
+  EXPECT_TRUE(transport->ReloadSecurity().value());
+  const absl::Status refused = open(*old_transport);  // on a connection that was made when it was welcome
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnauthenticated) << refused;
+  EXPECT_EQ(ReasonOf(refused), "PEER_CERTIFICATE") << refused;
+  EXPECT_TRUE(open(*transport).ok());
+
+  // A certificate for somebody else, which peers would not take, is not taken here either.
+  const PeerSecurity stranger = other_ca_.Issue("somebody");
+  copy(stranger.cert_file, served.cert_file);
+  copy(stranger.key_file, served.key_file);
+  EXPECT_EQ(ReasonOf(server->ReloadSecurity().status()), "PEER_IDENTITY");
+  EXPECT_EQ(ReasonOf(transport->ReloadSecurity().status()), "PEER_IDENTITY");
+  EXPECT_TRUE(open(*transport).ok());
 }
 
 TEST_F(SecurityTest, OwnIdentityIsChecked) {
@@ -100,14 +216,16 @@ TEST(HandshakeErrorTest, KnowsOnlyWhatCannotChange) {
     absl::StatusCode code;
     const char* reason;
   } cases[] = {
-      {"failed to connect to all addresses; last error: UNKNOWN: ipv4:1.2.3.4:1: Peer name x is not in peer "
-       "certificate",
+      {"failed to connect to all addresses; last error: UNKNOWN: ipv4:1.2.3.4:1: Custom verification check failed with "
+       "error: PERMISSION_DENIED: SPECTRUMKV_PEER_IDENTITY it is for x",
        absl::StatusCode::kPermissionDenied, "PEER_IDENTITY"},
-      {"UNKNOWN: a: Ssl handshake failed: SSL_ERROR_SSL: error:0A000086:SSL routines::certificate verify failed",
+      {"UNKNOWN: a: Tls handshake failed: SSL_ERROR_SSL: error:0A000086:SSL routines::certificate verify failed",
        absl::StatusCode::kUnauthenticated, "PEER_HANDSHAKE"},
-      {"UNKNOWN: a: Ssl handshake failed: SSL_ERROR_SSL: error:0A00010B:SSL routines::wrong version number",
+      {"UNKNOWN: a: Tls handshake failed: SSL_ERROR_SSL: error:0A00010B:SSL routines::wrong version number",
+       absl::StatusCode::kUnauthenticated, "PEER_SECURITY_MISMATCH"},
+      {"UNKNOWN: a: Tls handshake failed: SSL_ERROR_SSL: error:0A000438:SSL routines::tlsv1 alert internal error",
        absl::StatusCode::kUnauthenticated, "PEER_HANDSHAKE"},
-      {"UNKNOWN: a: Ssl handshake failed: SSL_ERROR_SYSCALL", absl::StatusCode::kOk, ""},
+      {"UNKNOWN: a: Tls handshake failed: SSL_ERROR_SYSCALL", absl::StatusCode::kOk, ""},
       {"UNAVAILABLE: ipv4:1.2.3.4:1: Socket closed", absl::StatusCode::kOk, ""},
       {"UNKNOWN: ipv4:1.2.3.4:1: Failed to connect to remote host: Connection refused", absl::StatusCode::kOk, ""},
       {"", absl::StatusCode::kOk, ""},
@@ -118,6 +236,89 @@ TEST(HandshakeErrorTest, KnowsOnlyWhatCannotChange) {
     EXPECT_EQ(ReasonOf(status), known.reason) << known.words;
     EXPECT_EQ(MetadataOf(status)["peer"], status.ok() ? "" : "1.2.3.4:1") << known.words;
   }
+}
+
+// A peer that does to each connection what `serve` says, one after the other.
+class RawPeer {
+ public:
+  explicit RawPeer(std::function<void(int fd)> serve) {
+    listen_ = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in place = {};
+    place.sin_family = AF_INET;
+    place.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(place);
+    EXPECT_EQ(bind(listen_, reinterpret_cast<sockaddr*>(&place), size), 0);
+    EXPECT_EQ(listen(listen_, 16), 0);
+    EXPECT_EQ(getsockname(listen_, reinterpret_cast<sockaddr*>(&place), &size), 0);
+    address_ = "127.0.0.1:" + std::to_string(ntohs(place.sin_port));
+    thread_ = std::thread([this, serve = std::move(serve)] {
+      for (int fd = accept(listen_, nullptr, nullptr); fd >= 0; fd = accept(listen_, nullptr, nullptr)) {
+        ++connections_;
+        serve(fd);
+        close(fd);
+      }
+    });
+  }
+  ~RawPeer() {
+    shutdown(listen_, SHUT_RDWR);
+    thread_.join();
+    close(listen_);
+  }
+  const std::string& address() const { return address_; }
+  int connections() const { return connections_; }
+
+ private:
+  int listen_ = -1;
+  std::string address_;
+  std::atomic<int> connections_{0};
+  std::thread thread_;
+};
+
+void Answer(int fd, const std::string& bytes) {
+  char heard[64];
+  EXPECT_GT(recv(fd, heard, sizeof(heard), 0), 0);
+  EXPECT_EQ(send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+}
+
+TEST_F(SecurityTest, OnlyTlsCountsAsTls) {
+  RecordingAcceptor acceptor;
+  PeerServerOptions options;
+  options.security = ca_.Issue("spectrumkv");
+  EXPECT_TRUE(SpeaksTls(PeerServer::Start(options, &acceptor).value()->address(), 15'000)) << "a daemon with TLS";
+  EXPECT_FALSE(SpeaksTls(PeerServer::Start({}, &acceptor).value()->address(), 15'000)) << "a daemon without";
+  using namespace std::string_literals;
+  EXPECT_TRUE(SpeaksTls(RawPeer([](int fd) { Answer(fd, "\x15\x03\x01\x00\x02\x02\x28"s); }).address(), 15'000));
+  EXPECT_FALSE(SpeaksTls(RawPeer([](int fd) { Answer(fd, "\x15\x04"); }).address(), 15'000));
+  EXPECT_FALSE(SpeaksTls(RawPeer([](int fd) { Answer(fd, "\x16"); }).address(), 15'000)) << "one byte, then the end";
+  EXPECT_FALSE(SpeaksTls(RawPeer([](int fd) { Answer(fd, "HTTP/1.1 400 Bad Request\r\n"); }).address(), 15'000));
+  EXPECT_FALSE(SpeaksTls(RawPeer([](int) {}).address(), 15'000)) << "hangs up at once";
+  EXPECT_FALSE(SpeaksTls("127.0.0.1:1", 15'000)) << "nobody";
+  EXPECT_FALSE(SpeaksTls("no address", 15'000));
+  const auto begin = std::chrono::steady_clock::now();
+  std::promise<void> over;
+  RawPeer silent([&](int) { over.get_future().wait(); });
+  EXPECT_FALSE(SpeaksTls(silent.address(), 50)) << "says nothing";
+  over.set_value();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+}
+
+// A peer that hangs up and does not speak TLS is one that cannot be reached; it is asked once a second at most, however
+// many streams it hangs up on.
+TEST_F(SecurityTest, AHangUpIsNoMismatchOfItself) {
+  RawPeer peer([](int) {});
+  auto transport = GrpcTransport::Create({}).value();
+  constexpr int kStreams = 20;
+  std::vector<std::shared_ptr<Recorder>> listeners;
+  std::vector<std::shared_ptr<ControlStream>> streams;
+  for (int i = 0; i < kStreams; ++i) {
+    listeners.push_back(std::make_shared<Recorder>());
+    streams.push_back(transport->OpenControl(peer.address(), listeners.back()));
+    const absl::Status status = listeners.back()->WaitClosed();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    EXPECT_EQ(ReasonOf(status), "PEER_UNREACHABLE") << status;
+    EXPECT_EQ(listeners.back()->faults(), 0);
+  }
+  EXPECT_LT(peer.connections(), 2 * kStreams) << "each stream asked on its own";
 }
 
 TEST_F(SecurityTest, BadFilesAreNamed) {
@@ -143,11 +344,6 @@ int64_t EndOf(const std::string& file) {
   EXPECT_NE(fgets(line, sizeof(line), program), nullptr);
   EXPECT_EQ(pclose(program), 0);
   return std::atoll(line);
-}
-
-std::string Text(const std::string& file) {
-  std::ifstream in(file);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 TEST_F(SecurityTest, ExpiryIsThatOfTheFirstCertificateToEnd) {

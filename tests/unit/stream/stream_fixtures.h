@@ -158,6 +158,11 @@ class RecordingAcceptor : public PeerAcceptor {
     return datas_.size() > n ? datas_[n] : Data{};
   }
 
+  // Control streams accepted so far.
+  size_t controls() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return controls_.size();
+  }
   // Ends WaitControl.
   void GiveUp() {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -35,7 +35,7 @@ PeerSecurity TestCa::Issue(const std::string& identity, const std::string& expec
   security.cert_file = folder_ + "/" + name + ".pem";
   security.key_file = folder_ + "/" + name + ".key";
   security.ca_file = ca_file();
-  security.expected_identity = expected;
+  security.identities = {expected};
   return security;
 }
 

@@ -30,9 +30,13 @@ class ParkingTest : public ::testing::Test {
     session.OnFrame(CancelFrame{TransferState::kCancelled, 1, "CANCELLED", "the worker cancelled"});
     session.OnClosed(absl::OkStatus());
   }
-  absl::Status Park(const std::shared_ptr<ControlSession>& session, const HelloFrame& hello) {
-    return parking_.Park(Role::kReceiver, session, hello);
+  // A host of its own for each unless told otherwise.
+  absl::Status Park(const std::shared_ptr<ControlSession>& session, const HelloFrame& hello,
+                    const std::string& peer = "") {
+    const std::string own = "ipv4:10.0.1." + std::to_string(hosts_++) + ":1";
+    return parking_.Park(Role::kReceiver, session, hello, peer.empty() ? own : peer);
   }
+  int hosts_ = 0;
 
   std::unique_ptr<Clock> clock_ = NewSystemClock();
   Parking parking_{clock_.get(), 2, 1000, 600000};
@@ -92,6 +96,62 @@ TEST_F(ParkingTest, TheEndedMakeRoomForThoseWhoWait) {
   EXPECT_EQ(parking_.size(), 2u);
   hello.transfer_id = "w";
   EXPECT_EQ(ReasonOf(Park(third, hello)), "WAITING_FULL");
+}
+
+// Each of a host's connections has another port; they share the host's room.
+TEST(ParkingShares, NoHostUsesUpTheRoomOfAll) {
+  const std::unique_ptr<Clock> clock = NewSystemClock();
+  for (const uint32_t max : {1u, 2u, 3u, 4u, 7u, 64u, 1000u}) {
+    Parking parking(clock.get(), max, 1000, 600000);
+    uint32_t next = 0;
+    const auto park = [&](const std::string& host) {
+      HelloFrame hello = Hello(1);
+      hello.transfer_id = std::to_string(next);
+      auto session = std::make_shared<ControlSession>([](std::shared_ptr<ControlSession>, HelloFrame) {},
+                                                      [](const ControlSession*, const absl::Status&) {});
+      return parking.Park(Role::kReceiver, session, hello, "ipv4:" + host + ":" + std::to_string(10000 + next++));
+    };
+    const auto fill = [&](const std::string& host) {
+      uint32_t taken = 0;
+      absl::Status refused;
+      while ((refused = park(host)).ok()) ++taken;
+      EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+      EXPECT_EQ(ReasonOf(refused), "WAITING_FULL");
+      EXPECT_GE(RetryAfterMsOf(refused), 0);
+      EXPECT_EQ(MetadataOf(refused)["waiting"], std::to_string(taken));
+      EXPECT_EQ(MetadataOf(refused)["host"], "ipv4:" + host);
+      return taken;
+    };
+    EXPECT_EQ(fill("10.0.0.1"), (max + 1) / 2) << max;
+    // Whoever comes later still finds room, as long as there is any at all.
+    for (int host = 2; parking.size() < max; ++host) EXPECT_GE(fill("10.0.0." + std::to_string(host)), 1u) << max;
+    EXPECT_EQ(parking.size(), max);
+    EXPECT_EQ(fill("10.0.9.9"), 0u);
+    // What one gives back is there for others; an end is no end of the share.
+    const size_t taken = parking.Take(Role::kReceiver, "0").size();
+    EXPECT_EQ(taken, 1u);
+    EXPECT_TRUE(park("10.0.9.9").ok()) << max;
+    parking.CloseAll(absl::UnavailableError("over"));
+    EXPECT_EQ(parking.size(), 0u);
+    EXPECT_EQ(fill("10.0.0.1"), (max + 1) / 2) << "shares outlive a CloseAll";
+  }
+}
+
+TEST(ParkingShares, IPv6HostsAreToldApart) {
+  const std::unique_ptr<Clock> clock = NewSystemClock();
+  Parking parking(clock.get(), 4, 1000, 600000);
+  int next = 0;
+  const auto park = [&](const std::string& peer) {
+    HelloFrame hello = Hello(1);
+    hello.transfer_id = std::to_string(next++);
+    auto session = std::make_shared<ControlSession>([](std::shared_ptr<ControlSession>, HelloFrame) {},
+                                                    [](const ControlSession*, const absl::Status&) {});
+    return parking.Park(Role::kReceiver, session, hello, peer).ok();
+  };
+  EXPECT_TRUE(park("ipv6:[::1]:1"));
+  EXPECT_TRUE(park("ipv6:[::1]:2"));
+  EXPECT_FALSE(park("ipv6:[::1]:3"));
+  EXPECT_TRUE(park("ipv6:[::2]:3"));
 }
 
 }  // namespace

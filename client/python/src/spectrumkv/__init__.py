@@ -10,7 +10,7 @@ from spectrumkv.generations import BlockGenerations
 from spectrumkv.groups import Group, block_runs
 from spectrumkv.policies import policy, tier_name
 from spectrumkv.pools import DaemonOwnedPool, Pool, SharedMemoryPool
-from spectrumkv.segment import SharedSegment
+from spectrumkv.segment import SharedSegment, sweep_stale_segments
 
 __all__ = [
     "BlockGenerations",
@@ -25,5 +25,6 @@ __all__ = [
     "block_runs",
     "policy",
     "retry",
+    "sweep_stale_segments",
     "tier_name",
 ]

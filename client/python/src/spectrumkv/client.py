@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from spectrumkv.bearer import BearerToken, read_token
 from spectrumkv.errors import SpectrumKVError, TransferFailed, rpc, rpc_errors
 from spectrumkv.groups import Group, block_runs
 from spectrumkv.pools import DaemonOwnedPool, Pool, SharedMemoryPool
@@ -24,6 +25,7 @@ class Client:
 
     address: path of the daemon's Unix socket ("/run/...", "unix:/run/..."), or "host:port" on loopback.
     timeout_s: limit of every call but watch and wait; None: none.
+    token_file: of a "host:port", the file that the daemon's worker.tcp_token_file names.
 
     Every method raises SpectrumKVError. Transfers are named by a transfer_id that the caller chooses, 1..128 characters
     of A-Z a-z 0-9 . _ : - , the same in both halves. Calls that start a transfer answer at once. deadline_ms counts
@@ -31,7 +33,7 @@ class Client:
     halves of a transfer.
     """
 
-    def __init__(self, address: str, *, timeout_s: float | None = 60.0) -> None:
+    def __init__(self, address: str, *, timeout_s: float | None = 60.0, token_file: str = "") -> None:
         target = f"unix:{address}" if address.startswith("/") else address
         self._channel = grpc.insecure_channel(
             target,
@@ -42,10 +44,11 @@ class Client:
                 ("grpc.max_reconnect_backoff_ms", 2000),
             ],
         )
+        calls = grpc.intercept_channel(self._channel, BearerToken(read_token(token_file))) if token_file else self._channel
         self.timeout_s = timeout_s
         self.closed = False
         # The generated stub, for what has no method here.
-        self.worker: Any = worker_service_pb2_grpc.WorkerServiceStub(self._channel)
+        self.worker: Any = worker_service_pb2_grpc.WorkerServiceStub(calls)
 
     def shared_memory_pool(self, groups: Sequence[Group], *, model: str, **options: Any) -> SharedMemoryPool:
         """Makes a shared memory segment for `groups` and registers it; options are those of SharedMemoryPool."""

@@ -30,6 +30,7 @@ class HoldThread:
         self._pool = pool
         self._stopped = threading.Event()
         self._closing = threading.Event()
+        self._held = threading.Event()
         self._stream: Any = None
         self._thread = threading.Thread(target=self._run, name="spectrumkv-hold", daemon=True)
         self._thread.start()
@@ -40,6 +41,10 @@ class HoldThread:
 
     def not_closing(self) -> None:
         self._closing.clear()
+
+    def wait_held(self, timeout_s: float) -> bool:
+        """Waits until the daemon has answered the stream that is open now: from then on it notices when we die."""
+        return self._held.wait(timeout_s)
 
     def stop(self) -> None:
         """Ends the stream and the thread. Idempotent."""
@@ -84,6 +89,7 @@ class HoldThread:
                 self._stream = self._worker.HoldPool(self._pings(ref, over))
                 for response in self._stream:
                     answered = True
+                    self._held.set()
                     if response.event == "DRAINING":  # new work is refused; what the pool holds is still kept
                         _log.warning("the daemon of pool %s is draining", ref.pool_id)
                     elif response.event:
@@ -92,6 +98,7 @@ class HoldThread:
         except SpectrumKVError as error:
             return answered, error.message or error.code
         finally:
+            self._held.clear()
             over.set()
 
     def _pings(self, ref: schema_pb2.PoolRef, over: threading.Event) -> Iterator[worker_service_pb2.HoldPoolRequest]:

@@ -65,6 +65,14 @@ class Pool:
     def pool_id(self) -> str:
         return self.ref.pool_id
 
+    def wait_held(self, timeout_s: float = 20.0) -> bool:
+        """Waits until the daemon holds the pool by this process's stream; False where it does not within timeout_s.
+
+        From then on the daemon notices at once when this process dies. Before, and while the stream is broken, only the
+        end of the lease tells it.
+        """
+        return self._hold.wait_held(timeout_s)
+
     def _register(self) -> tuple[schema_pb2.PoolRef, int]:
         request = worker_service_pb2.RegisterPoolRequest(
             request_id=str(uuid.uuid4()), schema=self.schema, lease_ttl_ms=self._wanted_ttl_ms

@@ -1,0 +1,165 @@
+#include "server/stream/certificates.h"
+
+#include <openssl/err.h>
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+#include <openssl/x509v3.h>
+
+#include <algorithm>
+#include <ctime>
+#include <limits>
+
+#include "server/base/status.h"
+
+namespace spectrumkv {
+namespace {
+
+constexpr size_t kMaxKnown = 1024;
+
+template <auto free_function>
+struct Free {
+  template <typename T>
+  void operator()(T* object) const {
+    free_function(object);
+  }
+};
+using Certificate = std::unique_ptr<X509, Free<X509_free>>;
+using Key = std::unique_ptr<EVP_PKEY, Free<EVP_PKEY_free>>;
+
+class PemReader {
+ public:
+  explicit PemReader(const std::string& pem) : in_(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size()))) {}
+  // Null at the end, or where the next one cannot be read.
+  Certificate Next() {
+    Certificate next(PEM_read_bio_X509(in_.get(), nullptr, nullptr, nullptr));
+    ERR_clear_error();
+    return next;
+  }
+  Key NextKey() {
+    Key next(PEM_read_bio_PrivateKey(
+        in_.get(), nullptr, [](char*, int, int, void*) { return 0; }, nullptr));
+    ERR_clear_error();
+    return next;
+  }
+
+ private:
+  const std::unique_ptr<BIO, Free<BIO_free>> in_;
+};
+
+absl::Status Invalid(const std::string& file, const std::string& what) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "TLS_FILE_INVALID", file + " " + what, {{"file", file}});
+}
+
+std::string TextOf(const ASN1_STRING* text) {
+  return std::string(reinterpret_cast<const char*>(ASN1_STRING_get0_data(text)),
+                     static_cast<size_t>(ASN1_STRING_length(text)));
+}
+
+PeerNames NamesOf(X509* certificate) {
+  PeerNames names;
+  auto* all = static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr));
+  const int count = all == nullptr ? 0 : sk_GENERAL_NAME_num(all);
+  for (int i = 0; i < count; ++i) {
+    const GENERAL_NAME* name = sk_GENERAL_NAME_value(all, i);
+    if (name->type == GEN_DNS) names.dns.push_back(TextOf(name->d.dNSName));
+    if (name->type == GEN_URI) names.uris.push_back(TextOf(name->d.uniformResourceIdentifier));
+  }
+  if (all != nullptr) {
+    GENERAL_NAMES_free(all);
+    return names;
+  }
+  char common[256];
+  if (X509_NAME_get_text_by_NID(X509_get_subject_name(certificate), NID_commonName, common, sizeof(common)) > 0) {
+    names.dns.emplace_back(common);
+  }
+  return names;
+}
+
+int64_t EndOf(const X509* certificate) {
+  std::tm end = {};
+  return ASN1_TIME_to_tm(X509_get0_notAfter(certificate), &end) == 1 ? timegm(&end) : 0;
+}
+
+}  // namespace
+
+absl::StatusOr<PeerNames> NamesOfPem(const std::string& pem) {
+  const Certificate certificate = PemReader(pem).Next();
+  if (certificate == nullptr) return Invalid("certificate", "cannot be read");
+  return NamesOf(certificate.get());
+}
+
+absl::StatusOr<std::shared_ptr<Certificates>> Certificates::Read(const PeerSecurity& security) {
+  const absl::StatusOr<PemFiles> files = ReadPemFiles(security);
+  if (!files.ok()) return files.status();
+  if (const auto expiry = CertificateExpiry(security); !expiry.ok()) return expiry.status();
+  std::shared_ptr<Certificates> read(new Certificates());
+  read->cert_ = files->cert;
+  read->key_ = files->key;
+  read->ca_ = files->ca;
+  read->identities_ = security.identities;
+  const Certificate own = PemReader(files->cert).Next();
+  const Key key = PemReader(files->key).NextKey();
+  if (own == nullptr) return Invalid(security.cert_file, "holds no certificate that can be read");
+  if (key == nullptr) return Invalid(security.key_file, "holds no private key that can be read");
+  const bool pair = X509_check_private_key(own.get(), key.get()) == 1;
+  ERR_clear_error();
+  if (!pair) return Invalid(security.key_file, "is not the key of certificate " + security.cert_file);
+  read->store_ = X509_STORE_new();
+  int authorities = 0;
+  PemReader ca(files->ca);
+  for (Certificate one = ca.Next(); one != nullptr; one = ca.Next(), ++authorities) {
+    X509_STORE_add_cert(read->store_, one.get());
+  }
+  ERR_clear_error();
+  if (authorities == 0) return Invalid(security.ca_file, "holds no certificate that can be read");
+  return read;
+}
+
+Certificates::~Certificates() { X509_STORE_free(store_); }
+
+absl::Status Certificates::CheckPeer(const std::string& pem, const std::string& chain_pem) {
+  const int64_t now = std::time(nullptr);
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = known_.find(pem);
+  if (found != known_.end() && now < found->second.until) return found->second.status;
+  if (known_.size() >= kMaxKnown) known_.clear();
+  Verdict verdict = Judge(pem, chain_pem);
+  if (verdict.status.ok()) known_[pem] = verdict;
+  return verdict.status;
+}
+
+Certificates::Verdict Certificates::Judge(const std::string& pem, const std::string& chain_pem) const {
+  const auto refused = [](const std::string& why) {
+    return MakeError(absl::StatusCode::kUnauthenticated, "PEER_CERTIFICATE",
+                     "the dialling daemon's certificate is not accepted: " + why);
+  };
+  const Certificate leaf = PemReader(pem).Next();
+  if (leaf == nullptr) return {refused("it cannot be read"), 0};
+  const std::unique_ptr<STACK_OF(X509), void (*)(STACK_OF(X509)*)> chain(
+      sk_X509_new_null(), [](STACK_OF(X509) * all) { sk_X509_pop_free(all, X509_free); });
+  PemReader others(chain_pem);
+  for (Certificate one = others.Next(); one != nullptr; one = others.Next()) sk_X509_push(chain.get(), one.release());
+  const std::unique_ptr<X509_STORE_CTX, Free<X509_STORE_CTX_free>> context(X509_STORE_CTX_new());
+  if (context == nullptr || X509_STORE_CTX_init(context.get(), store_, leaf.get(), chain.get()) != 1) {
+    return {refused("out of memory"), 0};
+  }
+  X509_STORE_CTX_set_default(context.get(), "ssl_client");
+  const bool valid = X509_verify_cert(context.get()) == 1;
+  ERR_clear_error();
+  if (!valid) return {refused(X509_verify_cert_error_string(X509_STORE_CTX_get_error(context.get()))), 0};
+  const PeerNames names = NamesOf(leaf.get());
+  if (!MatchesIdentity(identities_, names)) {
+    return {MakeError(absl::StatusCode::kPermissionDenied, "PEER_IDENTITY",
+                      "the dialling daemon's certificate is for " + NamesText(names) + ", not for " +
+                          IdentitiesText(identities_),
+                      {{"expected", IdentitiesText(identities_)}}),
+            0};
+  }
+  int64_t until = std::numeric_limits<int64_t>::max();
+  const STACK_OF(X509)* const path = X509_STORE_CTX_get0_chain(context.get());
+  for (int i = 0; i < sk_X509_num(path); ++i) until = std::min(until, EndOf(sk_X509_value(path, i)));
+  return {absl::OkStatus(), until};
+}
+
+}  // namespace spectrumkv
