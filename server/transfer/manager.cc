@@ -342,8 +342,7 @@ void TransferManagerImpl::OnHello(std::shared_ptr<ControlSession> session, Hello
                           absl::StrCat("chunk format version ", hello.format_version, ", this daemon speaks 1"));
     } else if (hello.part_index != 0 || hello.part_count != 1) {
       refusal = MakeError(absl::StatusCode::kUnimplemented, "PARTS_UNSUPPORTED", "this version moves one part");
-    } else if (hello.expected_epoch != 0 && hello.expected_epoch != options_.epoch) {
-      // It goes on with a transfer of an earlier run, whose half nobody will bring again.
+    } else if (hello.expected_epoch != 0 && hello.expected_epoch != options_.epoch) {  // nobody brings our half again
       refusal = MakeError(absl::StatusCode::kFailedPrecondition, "PEER_RESTARTED",
                           "the peer daemon has restarted since the transfer began");
     } else if (it != entries_.end() && !ConstantTimeEqual(it->second.token, hello.transfer_token)) {
@@ -388,12 +387,7 @@ void TransferManagerImpl::AnswerLate(const Entry& entry, Role role, ControlSessi
   const int32_t code = static_cast<int32_t>(report.error.code());
   const std::string message(report.error.message());
   if (role == Role::kReceiver) {
-    ReceiptFrame receipt{report.state,
-                         code,
-                         ReasonOf(report.error),
-                         message,
-                         report.chunks,
-                         report.chunks_duplicate,
+    ReceiptFrame receipt{report.state, code, ReasonOf(report.error), message, report.chunks, report.chunks_duplicate,
                          report.first_layer_ready_seconds};
     stream->Send(receipt);
   } else if (report.state == TransferState::kCommitted) {

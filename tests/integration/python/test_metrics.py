@@ -188,8 +188,9 @@ def _owned():
     return pools
 
 
-# Series that need more than transfers: a certificate, a drain, a connection that is cut (which has its own test).
-ELSEWHERE = {"spectrumkv_certificate_expiry_timestamp_seconds", "spectrumkv_draining", "spectrumkv_chunks_resent_total",
+# Series that need more than transfers: a certificate, a drain, a connection that is cut (which have their own tests).
+ELSEWHERE = {"spectrumkv_certificate_expiry_timestamp_seconds", "spectrumkv_certificate_reloads_total",
+             "spectrumkv_handshake_failures_total", "spectrumkv_draining", "spectrumkv_chunks_resent_total",
              "spectrumkv_chunks_duplicate_total", "spectrumkv_build_info", "spectrumkv_codec_info", "spectrumkv_inflight_transfers"}  # fmt: skip
 
 
