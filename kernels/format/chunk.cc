@@ -13,6 +13,22 @@ uint64_t Runs(const ChunkDims& dims) { return (uint64_t{dims.tokens} + kCentreTo
 
 Tier TierOf(int id) { return static_cast<Tier>(id); }
 
+constexpr uint32_t kCountBlock = 240;  // a count of one tier in it fits a byte, so that 16 are compared at a time
+
+// counts[id] += tokens of that tier, one pass per tier until all tokens are accounted for.
+template <int kShift>
+void CountNibbles(const uint8_t* tier_map, uint32_t tokens, uint32_t* counts) {
+  uint32_t left = tokens;
+  for (int id = 0; id < kTierCount && left != 0; ++id) {
+    uint8_t found = 0;
+    for (uint32_t t = 0; t < tokens; ++t) {
+      found = static_cast<uint8_t>(found + ((tier_map[t] >> kShift & 15) == id ? 1 : 0));
+    }
+    counts[id] += found;
+    left -= found;
+  }
+}
+
 }  // namespace
 
 uint32_t RotationOf(uint32_t head_dim) {
@@ -105,10 +121,10 @@ uint32_t TokensPerChunk(uint32_t heads, uint32_t head_dim, DType dtype, bool has
 
 TierCounts CountTiers(const uint8_t* tier_map, uint32_t tokens, bool has_v) {
   TierCounts counts;
-  for (uint32_t t = 0; t < tokens; ++t) {
-    const int k = tier_map[t] & 15, v = tier_map[t] >> 4;
-    if (k < kTierCount) ++counts.k[k];
-    if (has_v && v < kTierCount) ++counts.v[v];
+  for (uint32_t first = 0; first < tokens; first += kCountBlock) {
+    const uint32_t count = std::min(kCountBlock, tokens - first);
+    CountNibbles<0>(tier_map + first, count, counts.k.data());
+    if (has_v) CountNibbles<4>(tier_map + first, count, counts.v.data());
   }
   return counts;
 }

@@ -104,6 +104,7 @@ void CostModel::AddEscaped(Column* column, std::vector<uint8_t> escapes) {
     ++known.weight;
     return;
   }
+  has_escapes_ = true;
   Chunk& chunk = column->chunks.emplace_back();
   chunk.weight = 1;
   for (uint32_t t = 0; t < column->tokens; ++t) {
@@ -160,14 +161,28 @@ void CostModel::Move(uint32_t token, size_t from, size_t to) {
   }
 }
 
+void CostModel::RecountColumn(const Geometry& geometry, const uint32_t* tokens, size_t count, const Rung& from,
+                              const Rung& to, Column* column) const {
+  for (Chunk& chunk : column->chunks) {
+    if (chunk.weight == 0) continue;
+    if (chunk.escapes.empty()) {
+      AddToken(from, 0, geometry.dims.has_v, static_cast<uint32_t>(0 - count), &chunk.counts);
+      AddToken(to, 0, geometry.dims.has_v, static_cast<uint32_t>(count), &chunk.counts);
+      continue;
+    }
+    for (size_t i = 0; i < count; ++i) Recount(geometry, tokens[i], from, to, &chunk);
+  }
+}
+
 void CostModel::MoveMany(const uint32_t* tokens, size_t count, size_t from, size_t to) {
   const Rung old_rung = (*rules_.ladder)[from], new_rung = (*rules_.ladder)[to];
   bytes_ = fixed_bytes_;
   for (Geometry& geometry : geometries_) {
-    for (size_t i = 0; i < count; ++i) {
-      for (Chunk& chunk : geometry.columns[tokens[i] / geometry.step].chunks) {
-        if (chunk.weight != 0) Recount(geometry, tokens[i], old_rung, new_rung, &chunk);
-      }
+    for (size_t i = 0, end; i < count; i = end) {
+      // Neighbours in the list mostly lie in one column.
+      const uint32_t at = tokens[i] / geometry.step, first = at * geometry.step;
+      for (end = i + 1; end < count && tokens[end] - first < geometry.step;) ++end;
+      RecountColumn(geometry, tokens + i, end - i, old_rung, new_rung, &geometry.columns[at]);
     }
     for (Column& column : geometry.columns) {
       for (Chunk& chunk : column.chunks) {

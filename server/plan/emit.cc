@@ -1,6 +1,7 @@
 #include "server/plan/emit.h"
 
 #include <algorithm>
+#include <array>
 
 namespace spectrumkv {
 namespace {
@@ -81,16 +82,21 @@ uint64_t Emitter::EmitChunk(const PlanLayer& layer, const LayerScan* scan, const
   return counted;
 }
 
+void Emitter::FillMaps(const Unit& unit, const Allocation& allocation) {
+  std::array<uint8_t, 256> byte_of{};  // of a rung
+  for (size_t i = 0; i < rules_.ladder->size(); ++i) byte_of[i] = TierMapByte((*rules_.ladder)[i].k, (*rules_.ladder)[i].v);
+  const uint32_t count = unit.tokens.count;
+  const uint32_t pinned = rules_.pinned > unit.tokens.first ? std::min(rules_.pinned - unit.tokens.first, count) : 0;
+  map_.resize(count);
+  std::fill_n(map_.begin(), pinned, TierMapByte(Tier::kRaw, Tier::kRaw));
+  for (uint32_t t = pinned; t < count; ++t) map_[t] = byte_of[allocation.rungs[t]];
+  map_k_.resize(count);
+  for (uint32_t t = 0; t < count; ++t) map_k_[t] = map_[t] & 15;
+  map_raw_.assign(count, TierMapByte(Tier::kRaw, Tier::kRaw));
+}
+
 uint64_t Emitter::Emit(const Unit& unit, const Allocation& allocation, const std::vector<LayerScan>& scan) {
-  map_.resize(unit.tokens.count);
-  map_k_.resize(unit.tokens.count);
-  map_raw_.assign(unit.tokens.count, TierMapByte(Tier::kRaw, Tier::kRaw));
-  for (uint32_t t = 0; t < unit.tokens.count; ++t) {
-    const bool pinned = unit.tokens.first + t < rules_.pinned;
-    const Rung rung = pinned ? Rung{} : (*rules_.ladder)[allocation.rungs[t]];
-    map_[t] = TierMapByte(rung.k, rung.v);
-    map_k_[t] = TierMapByte(rung.k, Tier::kRaw);
-  }
+  FillMaps(unit, allocation);
   clean_.clear();
   uint64_t counted = 0;
   for (const uint32_t l : unit.layers) {

@@ -34,6 +34,7 @@ class Emitter {
   const CleanLayer& CleanOf(const PlanLayer& layer, size_t first_slot, size_t slots, const Unit& unit);
   uint64_t EmitChunk(const PlanLayer& layer, const LayerScan* scan, const uint8_t* map, const CleanChunk& clean,
                      PlannedChunk* chunk);
+  void FillMaps(const Unit& unit, const Allocation& allocation);
   void AddTotals(const TierCounts& counts);
 
   const std::vector<PlanLayer>& layers_;

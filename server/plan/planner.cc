@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -191,23 +192,22 @@ absl::Status CheckBatch(const std::vector<uint32_t>& indices, const std::vector<
 absl::StatusOr<Allocation> Planner::State::Allocate(PricedUnit* priced, uint64_t share, const TransferShape& shape,
                                                     const std::vector<LayerScan>& scan) const {
   const TokenRange tokens = priced->unit.tokens;
-  if (ladder.size() == 1) return AllocateGreedy(&priced->model, 1, {}, tokens.count, share);
+  if (ladder.size() == 1) return AllocateGreedy(&priced->model, 1, {}, 0, tokens.count, share);
   std::vector<double> energy;
   if (policy.importance == ImportanceSource::kKeyNorm && policy.allocator != Allocator::kRandom) {
     absl::StatusOr<std::vector<double>> mean = MeanEnergyLog2(shape.layers, priced->unit.layers, &scan, tokens);
     if (!mean.ok()) return mean.status();
     energy = *std::move(mean);
   }
-  const auto first = positions.begin() + tokens.first;
   const std::vector<double> keys =
-      ImportanceKeys(policy, shape.token_count, std::vector<uint32_t>(first, first + tokens.count),
+      ImportanceKeys(policy, shape.token_count, std::span(positions).subspan(tokens.first, tokens.count),
                      ScoresOf(priced->unit, shape.token_count), energy);
   const uint32_t pinned_here = pinned > tokens.first ? std::min(pinned - tokens.first, tokens.count) : 0;
-  const std::vector<uint32_t> order = OrderByImportance(keys, pinned_here);
   if (policy.allocator == Allocator::kBalanced) {
+    const std::vector<uint32_t> order = OrderByImportance(keys, pinned_here);
     return AllocateBalanced(&priced->model, ladder.size(), MiddleRung(policy, ladder), order, tokens.count, share);
   }
-  return AllocateGreedy(&priced->model, ladder.size(), order, tokens.count, share);
+  return AllocateGreedy(&priced->model, ladder.size(), keys, pinned_here, tokens.count, share);
 }
 
 Planner::Planner() = default;
