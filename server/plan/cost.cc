@@ -210,6 +210,22 @@ uint64_t CostModel::LooseBytes() const {
   return bytes;
 }
 
+uint64_t CostModel::LastingCentres(size_t from, size_t to) const {
+  uint64_t bytes = 0;
+  if (rules_.payload_only || !IsRotated((*rules_.ladder)[from].k) || !IsRotated((*rules_.ladder)[to].k)) return bytes;
+  for (const Geometry& geometry : geometries_) {
+    for (const Column& column : geometry.columns) {
+      for (const Chunk& chunk : column.chunks) {
+        ChunkDims dims = geometry.dims;
+        dims.tokens = column.tokens;
+        const ChunkLayout layout = LayoutOf(dims, chunk.counts);
+        bytes += (layout.centre_scales.bytes + layout.centre_codes.bytes) * chunk.weight;
+      }
+    }
+  }
+  return bytes;
+}
+
 int64_t CostModel::LooseDelta(uint32_t token, size_t from, size_t to) const {
   const Rung& old_rung = (*rules_.ladder)[from];
   const Rung& new_rung = (*rules_.ladder)[to];

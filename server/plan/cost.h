@@ -52,6 +52,9 @@ class CostModel {
 
   // bytes() without centres and padding: a sum over tokens, and never above bytes().
   uint64_t LooseBytes() const;
+  // Centres of the present state, which bytes() has beyond LooseBytes(), if they stay whatever moves from one rung to the
+  // other; else 0.
+  uint64_t LastingCentres(size_t from, size_t to) const;
   // What Move would add to LooseBytes().
   int64_t LooseDelta(uint32_t token, size_t from, size_t to) const;
 
