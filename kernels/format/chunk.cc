@@ -18,11 +18,13 @@ constexpr uint32_t kCountBlock = 240;  // a count of one tier in it fits a byte,
 // counts[id] += tokens of that tier, one pass per tier until all tokens are accounted for.
 template <int kShift>
 void CountNibbles(const uint8_t* tier_map, uint32_t tokens, uint32_t* counts) {
+  constexpr uint8_t kMask = 15 << kShift;
   uint32_t left = tokens;
   for (int id = 0; id < kTierCount && left != 0; ++id) {
+    const uint8_t wanted = static_cast<uint8_t>(id << kShift);
     uint8_t found = 0;
     for (uint32_t t = 0; t < tokens; ++t) {
-      found = static_cast<uint8_t>(found + ((tier_map[t] >> kShift & 15) == id ? 1 : 0));
+      found = static_cast<uint8_t>(found + ((tier_map[t] & kMask) == wanted ? 1 : 0));
     }
     counts[id] += found;
     left -= found;

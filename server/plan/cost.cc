@@ -1,6 +1,8 @@
 #include "server/plan/cost.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <utility>
 
 namespace spectrumkv {
@@ -11,14 +13,19 @@ void AddToken(const Rung& rung, uint8_t escapes, bool has_v, uint32_t count, Tie
   if (has_v) counts->v[static_cast<int>(AfterEscape(rung.v, static_cast<EscapeClass>(escapes >> 4)))] += count;
 }
 
+}  // namespace
+
 bool AnyEscape(const std::vector<TokenScan>& scan, uint32_t first, uint32_t end) {
   if (scan.empty()) return false;
-  uint8_t seen = 0;
-  for (uint32_t t = first; t < end; ++t) seen |= static_cast<uint8_t>(scan[t].escape);
-  return seen != 0;
+  static_assert(sizeof(TokenScan) == 2 && offsetof(TokenScan, escape) == 0);
+  uint16_t seen = 0;
+  for (uint32_t t = first; t < end; ++t) {
+    uint16_t word;  // the escape is its low byte
+    std::memcpy(&word, &scan[t], sizeof(word));
+    seen |= word;
+  }
+  return (seen & 0xFF) != 0;
 }
-
-}  // namespace
 
 uint64_t CountedBytes(const ChunkDims& dims, const TierCounts& counts, bool payload_only) {
   if (!payload_only) return ChunkBytes(dims, counts);

@@ -20,6 +20,9 @@ constexpr Tier AfterEscape(Tier tier, EscapeClass escape) {
   return escape == kEscapeRotated && IsRotated(tier) ? Tier::kRaw : tier;
 }
 
+// Has any of tokens [first, end) an escape class? Not in an empty scan.
+bool AnyEscape(const std::vector<TokenScan>& scan, uint32_t first, uint32_t end);
+
 // A rectangle: some layers of the shape, one run of kept tokens that begins and ends at chunk cuts of all of them.
 struct Unit {
   TokenRange tokens;             // counted in kept tokens

@@ -14,7 +14,8 @@ bool SameGeometry(const PlanLayer& a, const PlanLayer& b) {
 // Forces `map` to what the escapes of tokens [first, first + tokens) allow; returns (token, plane) pairs that changed.
 uint32_t ApplyEscapes(const LayerScan& scan, uint32_t first, uint32_t tokens, bool has_v, uint8_t* map) {
   uint32_t changed = 0;
-  const bool scanned_k = !scan.k.empty(), scanned_v = has_v && !scan.v.empty();
+  const bool scanned_k = AnyEscape(scan.k, first, first + tokens);
+  const bool scanned_v = has_v && AnyEscape(scan.v, first, first + tokens);
   if (!scanned_k && !scanned_v) return 0;
   for (uint32_t t = 0; t < tokens; ++t) {
     const EscapeClass of_k = scanned_k ? scan.k[first + t].escape : kEscapeNone;

@@ -10,6 +10,9 @@
 
 #include "server/plan/plan.h"
 #include "tests/bench/bench_util.h"
+#ifdef SPECTRUMKV_BENCH_STREAM
+#include "server/stream/tune_allocator.h"
+#endif
 
 namespace spectrumkv {
 namespace {
@@ -95,6 +98,9 @@ int RunPlanBench(int argc, char** argv) {
   bench::Flags flags("usage: spectrumkv_bench plan [--json]\n");
   flags.Add("--json", &json);
   if (!flags.Parse(argc, argv)) return 2;
+#ifdef SPECTRUMKV_BENCH_STREAM
+  TuneAllocator();  // as the daemon does
+#endif
   const uint64_t kv_bytes = uint64_t{kTokens} * kLayers * 8 * 128 * 2 * 2;
   const double copy_ms = MemcpyMs(kv_bytes);
   if (!json) {
