@@ -13,22 +13,25 @@ uint64_t Runs(const ChunkDims& dims) { return (uint64_t{dims.tokens} + kCentreTo
 
 Tier TierOf(int id) { return static_cast<Tier>(id); }
 
-constexpr uint32_t kCountBlock = 240;  // a count of one tier in it fits a byte, so that 16 are compared at a time
+constexpr uint32_t kCountBlock = 128;  // a count in it fits a byte, so that 16 are compared at a time
 
-// counts[id] += tokens of that tier, one pass per tier until all tokens are accounted for.
-template <int kShift>
-void CountNibbles(const uint8_t* tier_map, uint32_t tokens, uint32_t* counts) {
-  constexpr uint8_t kMask = 15 << kShift;
-  uint32_t left = tokens;
-  for (int id = 0; id < kTierCount && left != 0; ++id) {
-    const uint8_t wanted = static_cast<uint8_t>(id << kShift);
-    uint8_t found = 0;
-    for (uint32_t t = 0; t < tokens; ++t) {
-      found = static_cast<uint8_t>(found + ((tier_map[t] & kMask) == wanted ? 1 : 0));
+uint32_t CountEqual(const uint8_t* bytes, uint32_t count, uint8_t mask, uint8_t wanted) {
+  uint32_t found = 0;
+  for (; count >= kCountBlock; count -= kCountBlock, bytes += kCountBlock) {
+    uint8_t in_block = 0;
+    for (uint32_t i = 0; i < kCountBlock; ++i) {
+      in_block = static_cast<uint8_t>(in_block + ((bytes[i] & mask) == wanted ? 1 : 0));
     }
-    counts[id] += found;
-    left -= found;
+    found += in_block;
   }
+  for (uint32_t i = 0; i < count; ++i) found += (bytes[i] & mask) == wanted ? 1 : 0;
+  return found;
+}
+
+void AddTokens(uint8_t map_byte, uint32_t count, bool has_v, TierCounts* counts) {
+  const int k = map_byte & 15, v = map_byte >> 4;
+  if (k < kTierCount) counts->k[k] += count;
+  if (has_v && v < kTierCount) counts->v[v] += count;
 }
 
 }  // namespace
@@ -122,11 +125,23 @@ uint32_t TokensPerChunk(uint32_t heads, uint32_t head_dim, DType dtype, bool has
 }
 
 TierCounts CountTiers(const uint8_t* tier_map, uint32_t tokens, bool has_v) {
+  // Mostly few bytes are in use: one pass for each that is met first.
+  constexpr int kFew = 3;
   TierCounts counts;
-  for (uint32_t first = 0; first < tokens; first += kCountBlock) {
-    const uint32_t count = std::min(kCountBlock, tokens - first);
-    CountNibbles<0>(tier_map + first, count, counts.k.data());
-    if (has_v) CountNibbles<4>(tier_map + first, count, counts.v.data());
+  uint32_t left = tokens, at = 0;
+  uint8_t met[kFew];
+  for (int n = 0; n < kFew && left != 0; ++n) {
+    while (std::find(met, met + n, tier_map[at]) != met + n) ++at;
+    met[n] = tier_map[at];
+    const uint32_t found = CountEqual(tier_map, tokens, 0xFF, met[n]);
+    AddTokens(met[n], found, has_v, &counts);
+    left -= found;
+  }
+  if (left == 0) return counts;
+  counts = TierCounts();
+  for (int id = 0; id < kTierCount; ++id) {
+    counts.k[id] = CountEqual(tier_map, tokens, 0x0F, static_cast<uint8_t>(id));
+    if (has_v) counts.v[id] = CountEqual(tier_map, tokens, 0xF0, static_cast<uint8_t>(id << 4));
   }
   return counts;
 }
