@@ -19,7 +19,7 @@ size_t HighestForAll(CostModel* model, size_t below, uint64_t share) {
 }
 
 Allocation AllOn(size_t rung, uint32_t tokens, uint64_t bytes) {
-  return {std::vector<uint8_t>(tokens, static_cast<uint8_t>(rung)), bytes};
+  return {std::vector<uint8_t>(tokens, static_cast<uint8_t>(rung)), {}, bytes};
 }
 
 // The most of `order` that are within `share` one rung up, counted in loose bytes.

@@ -10,6 +10,8 @@ namespace spectrumkv {
 
 struct Allocation {
   std::vector<uint8_t> rungs;  // by token of the unit; those of pinned tokens mean nothing
+  // Tier map bytes [layers of the unit, tokens], escapes not applied, where layers differ: then rungs is empty.
+  std::vector<uint8_t> tier_maps;
   uint64_t bytes = 0;          // as the model counts them; at most `share`
 };
 

@@ -43,18 +43,18 @@ void Emitter::AddTotals(const TierCounts& counts) {
   }
 }
 
-const Emitter::CleanLayer& Emitter::CleanOf(const PlanLayer& layer, size_t first_slot, size_t slots, const Unit& unit) {
+const Emitter::CleanLayer& Emitter::CleanOf(const PlanLayer& layer, size_t first_slot, size_t slots, const Unit& unit,
+                                            const uint8_t* map) {
   for (const CleanLayer& known : clean_) {
     if (SameGeometry(known.geometry, layer)) return known;
   }
   CleanLayer& added = clean_.emplace_back();
   added.geometry = layer;
-  const std::vector<uint8_t>& map = layer.raw_only ? map_raw_ : layer.has_v ? map_ : map_k_;
   for (size_t i = first_slot; i < first_slot + slots; ++i) {
     const ChunkCut& cut = cuts_[indices_[i]];
     CleanChunk& chunk = added.chunks.emplace_back();
     const ChunkDims dims = DimsOf(layer, cut.token_count);
-    chunk.counts = CountTiers(map.data() + (cut.token_first - unit.tokens.first), cut.token_count, layer.has_v);
+    chunk.counts = CountTiers(map + (cut.token_first - unit.tokens.first), cut.token_count, layer.has_v);
     chunk.chunk_bytes = ChunkBytes(dims, chunk.counts);
     chunk.counted_bytes = CountedBytes(dims, chunk.counts, rules_.payload_only);
   }
@@ -97,9 +97,11 @@ void Emitter::FillMaps(const Unit& unit, const Allocation& allocation) {
 }
 
 uint64_t Emitter::Emit(const Unit& unit, const Allocation& allocation, const std::vector<LayerScan>& scan) {
-  FillMaps(unit, allocation);
+  const bool by_layer = !allocation.tier_maps.empty();
+  if (!by_layer) FillMaps(unit, allocation);
   clean_.clear();
   uint64_t counted = 0;
+  const uint8_t* own_map = allocation.tier_maps.data();
   for (const uint32_t l : unit.layers) {
     const PlanLayer& layer = layers_[l];
     const auto is_before = [this, l, &unit](uint32_t index, int) {
@@ -110,13 +112,15 @@ uint64_t Emitter::Emit(const Unit& unit, const Allocation& allocation, const std
         static_cast<size_t>(std::lower_bound(indices_.begin(), indices_.end(), 0, is_before) - indices_.begin());
     size_t slots = 0;
     for (uint32_t tokens = 0; tokens < unit.tokens.count; ++slots) tokens += cuts_[indices_[first + slots]].token_count;
-    const CleanLayer& clean = CleanOf(layer, first, slots, unit);
-    const std::vector<uint8_t>& map = layer.raw_only ? map_raw_ : layer.has_v ? map_ : map_k_;
+    const uint8_t* map = by_layer ? own_map : MapOf(layer).data();
+    own_map += unit.tokens.count;
+    if (by_layer) clean_.clear();
+    const CleanLayer& clean = CleanOf(layer, first, slots, unit, map);
     const LayerScan* layer_scan = scan.empty() || layer.raw_only ? nullptr : &scan[l];
     for (size_t i = 0; i < slots; ++i) {
       PlannedChunk* chunk = &batch_->chunks[first + i];
       chunk->cut = cuts_[indices_[first + i]];
-      const uint8_t* chunk_map = map.data() + (chunk->cut.token_first - unit.tokens.first);
+      const uint8_t* chunk_map = map + (chunk->cut.token_first - unit.tokens.first);
       counted += EmitChunk(layer, layer_scan, chunk_map, clean.chunks[i], chunk);
     }
   }

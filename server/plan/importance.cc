@@ -144,6 +144,7 @@ std::vector<double> ImportanceKeys(const Policy& policy, uint32_t token_count, s
       // energy_log2 counts quarters of a doubling of the squared norm.
       fill([&](size_t i, uint32_t position) { return energy_log2[i] * (std::numbers::ln2 / 8) + decay(position); });
       break;
+    case ImportanceSource::kNone: fill([&](size_t, uint32_t position) { return decay(position); }); break;
   }
   return keys;
 }

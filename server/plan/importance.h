@@ -21,6 +21,7 @@ struct Scores {
 //   SCORES    A_j = score
 //   POSITION  A_j = max(exp(-0.01 j), on the last fifth 0.3 rising linearly to 0.8)
 //   KEY_NORM  A_j = geometric mean over layers of the norm of the token's keys
+//   NONE      A_j = 1
 // times exp(-decay_lambda * (token_count - j)); RANDOM: a hash of seed and position.
 // energy_log2: [positions], mean TokenScan::energy_log2 of K; read for KEY_NORM only.
 std::vector<double> ImportanceKeys(const Policy& policy, uint32_t token_count, std::span<const uint32_t> positions,

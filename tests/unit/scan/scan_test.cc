@@ -35,6 +35,12 @@ class ByteBackend final : public Backend {
       out[t] = {static_cast<EscapeClass>(plane.rows[t][1]), plane.rows[t][0]};
     }
   }
+  void Spread(const ChunkDims& dims, const SourcePlane& plane, bool centred, uint32_t skip, Workspace*,
+              uint8_t* out) const override {
+    for (uint32_t t = 0; t < dims.tokens; ++t) {
+      out[t] = static_cast<uint8_t>(plane.rows[t][0] + (centred ? 1 : 0) + (t < skip ? 2 : 0));
+    }
+  }
   std::vector<uint32_t> calls() const { return calls_; }
 
  private:
