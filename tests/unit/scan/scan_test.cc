@@ -132,5 +132,21 @@ TEST_F(Scan, ThreadsShareALayer) {
   ExpectRange(out_.v, {0, kTokens}, 241);
 }
 
+TEST_F(Scan, SpreadsLieAtTheChunksPlace) {
+  out_.k_spread.assign(kTokens, 9);
+  out_.v_spread.assign(kTokens, 9);
+  ChunkDims dims = dims_;
+  dims.tokens = 50;
+  const SourcePlane v = V(100);
+  Workspace workspace;
+  SpreadChunk(backend_, dims, K(100), &v, 100, 3, &workspace, &out_);
+  for (uint32_t t = 0; t < 300; ++t) {
+    const bool inside = t >= 100 && t < 150;
+    const uint32_t pinned = t < 103 ? 2 : 0;
+    ASSERT_EQ(out_.k_spread[t], inside ? t % 251 + 1 + pinned : 9) << t;
+    ASSERT_EQ(out_.v_spread[t], inside ? t % 241 + pinned : 9) << t;
+  }
+}
+
 }  // namespace
 }  // namespace spectrumkv

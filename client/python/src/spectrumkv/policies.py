@@ -30,10 +30,10 @@ def policy(
     budget: share of the raw KV bytes that may cross the wire, everything counted; a hard bound, in (0, 10].
         Above 1 only RAW needs, and a few tokens that pay for their headers. Not given: the daemon's default, raised to
         the least possible where a source cannot meet it.
-    allocator: "GREEDY", "SINK_PROTECT", "BALANCED", "TWO_TIER", "UNIFORM", "RANDOM", "PDTRIM", "SLIDING_WINDOW_SINK"
-        or "RAW". uniform_tier is for UNIFORM, random_seed for RANDOM.
+    allocator: "OPTIMAL", "GREEDY", "SINK_PROTECT", "BALANCED", "TWO_TIER", "UNIFORM", "RANDOM", "PDTRIM",
+        "SLIDING_WINDOW_SINK" or "RAW". uniform_tier is for UNIFORM, random_seed for RANDOM.
     tiers: those that may be used: "RAW", "P8", "Q8", "Q4", "P4", "Q3", "Q2", "DROP".
-    importance: "SCORES", "POSITION" or "KEY_NORM".
+    importance: "SCORES", "POSITION", "KEY_NORM" or "NONE".
     scores: importance of each token, [tokens] or [layers, tokens]: attention received, divided by the number of
         queries that could see the token. Finite, not negative.
     decay_lambda: importance of token j of n is multiplied by exp(-decay_lambda * (n - j)).
