@@ -53,7 +53,7 @@ struct SpreadSample {
 constexpr uint32_t kSpreadTokens = 64;
 
 SPECTRUMKV_MATH SpreadSample SpreadSampleOf(uint32_t heads, uint32_t head_dim) {
-  constexpr uint32_t kPiece = 32, kEnough = 256;  // values: of a piece at least, of a token at least
+  constexpr uint32_t kPiece = 32, kEnough = 128;  // values: of a piece at least, of a token at least
   const uint32_t values = heads * head_dim, parts = values >= 2 * kEnough ? 4 : values >= kEnough ? 2 : 1;
   uint32_t dims = (head_dim / parts + 15) / 16 * 16;
   dims = dims < kPiece ? kPiece : dims;

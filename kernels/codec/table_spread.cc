@@ -22,6 +22,7 @@ class SampledRun {
 
   void Gather(uint32_t first, uint32_t count) {
     for (uint32_t t = 0; t < count; ++t) {
+      if (first + t + kAhead < dims_.tokens) Prefetch(plane_.rows[first + t + kAhead]);
       uint8_t* to = words_ + t * token_bytes();
       rows_[t] = to;
       if (strided()) {
@@ -43,7 +44,20 @@ class SampledRun {
   size_t values() const { return size_t{sample_.heads} * sample_.dims; }
 
  private:
+  static constexpr uint32_t kAhead = 16;  // tokens
+
   bool strided() const { return plane_.dim_stride_bytes != static_cast<int64_t>(SizeOf(dims_.dtype)); }
+
+  // Pieces lie too far apart for the hardware to see where they go.
+  void Prefetch(const uint8_t* row) const {
+    const uint32_t places = dims_.head_dim / sample_.dims;
+    const int64_t piece = static_cast<int64_t>(sample_.dims) * plane_.dim_stride_bytes;
+    uint32_t place = 0;
+    for (uint32_t i = 0; i < sample_.heads; ++i, row += sample_.head_step * plane_.head_stride_bytes) {
+      __builtin_prefetch(row + place * piece, 0, 2);
+      if (++place == places) place = 0;
+    }
+  }
 
   template <size_t kBytes>
   void GatherPieces(const uint8_t* row, uint8_t* to) const {

@@ -194,7 +194,7 @@ int RunSourceBench(bool json) {
   const double share = (best.spread_ms + best.plan_ms) / best.encode_ms;
   if (json) {
     bench::JsonRow row;
-    row.Add("bench", "plan").Add("name", "OPTIMAL beside the encoder").Add("tokens", kSourceTokens);
+    row.Add("bench", "optimal").Add("name", "OPTIMAL beside the encoder").Add("tokens", kSourceTokens);
     row.Add("layers", kSourceLayers).Add("sample_s", best.spread_ms / 1e3).Add("plan_s", best.plan_ms / 1e3);
     row.Add("encode_s", best.encode_ms / 1e3).Add("share_of_encode", share).Print();
     return 0;
