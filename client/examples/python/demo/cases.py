@@ -62,9 +62,6 @@ def _greedy(budget: float, tokens: int = 0) -> Case:
 
 CASES = (
     Case("RAW", 1.1, {"allocator": "RAW"}),
-    Case("OPTIMAL by attention", 0.3, {"allocator": "OPTIMAL", "scores": True}),
-    Case("OPTIMAL by attention", 0.2, {"allocator": "OPTIMAL", "scores": True}),
-    Case("OPTIMAL", 0.2, {"allocator": "OPTIMAL"}),
     _greedy(0.5),
     _greedy(0.3),
     _greedy(0.25),
