@@ -37,8 +37,8 @@ class Prefill:
     """What a prefill worker has: KV [layers, 2, tokens, heads, head_dim], keys after RoPE."""
 
     kv: NDArray[np.float16]
-    # Attention each token received, divided by the queries that could see it, averaged over layers and heads: of all
-    # queries, and of the last 64.
+    # [layers, tokens]: attention each token received in a layer, divided by the queries that could see it, averaged over
+    # heads: of all queries, and of the last 64.
     scores: Floats = field(default_factory=lambda: np.empty(0, np.float32))
     scores_last: Floats = field(default_factory=lambda: np.empty(0, np.float32))
 
@@ -75,11 +75,11 @@ class Model:
 
     def prefill(self, ids: NDArray[np.int64]) -> Prefill:
         kv = np.empty((self.layers, 2, len(ids), self.kv_heads, self.head_dim), np.float16)
-        sums = np.zeros((2, len(ids)), np.float64)
+        sums = np.zeros((2, self.layers, len(ids)), np.float64)
         self._forward(ids, None, kv, sums)
         seen = len(ids) - np.arange(len(ids))
-        all_queries = sums[0] / (seen * self.layers * self.heads)
-        last = sums[1] / (np.minimum(seen, 64) * self.layers * self.heads)
+        all_queries = sums[0] / (seen * self.heads)
+        last = sums[1] / (np.minimum(seen, 64) * self.heads)
         return Prefill(kv, all_queries.astype(np.float32), last.astype(np.float32))
 
     def continue_over(self, ids: NDArray[np.int64], past: NDArray[np.float16]) -> Floats:
@@ -127,8 +127,8 @@ class Model:
                 weights /= weights.sum(axis=1, keepdims=True)
                 out[:, head] = weights @ v[:, shared]
                 if sums is not None:
-                    sums[0] += weights.sum(axis=0)
-                    sums[1] += weights[-64:].sum(axis=0)
+                    sums[0, layer] += weights.sum(axis=0)
+                    sums[1, layer] += weights[-64:].sum(axis=0)
             x = x + out.reshape(count, -1) @ w[name + "attn_output.weight"].T
             h = self._norm(x, name + "ffn_norm.weight")
             gate = h @ w[name + "ffn_gate.weight"].T
