@@ -36,8 +36,8 @@ class SampledRun {
   }
 
   CellsIn Cells(uint32_t first, uint32_t count) const {
-    return CellsIn{rows_ + first, count,        0,           static_cast<int64_t>(piece_bytes_), sample_.heads,
-                   sample_.dims,  dims_.dtype};
+    return CellsIn{rows_ + first, count,        0,          static_cast<int64_t>(piece_bytes_),
+                   sample_.heads, sample_.dims, dims_.dtype};
   }
 
   size_t token_bytes() const { return sample_.heads * piece_bytes_; }

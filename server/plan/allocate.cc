@@ -52,7 +52,8 @@ Allocation AllocateGreedy(CostModel* model, size_t rungs, const std::vector<doub
     const int64_t delta = movable == 0 ? 0 : model->LooseDelta(pinned, base, base + 1);
     const uint64_t loose = model->LooseBytes() + model->LastingCentres(base, base + 1);
     most = movable;
-    if (delta > 0) most = std::min<uint64_t>(movable, loose > share ? 0 : (share - loose) / static_cast<uint64_t>(delta));
+    if (delta > 0)
+      most = std::min<uint64_t>(movable, loose > share ? 0 : (share - loose) / static_cast<uint64_t>(delta));
     Selection selection = SelectMostImportant(keys, pinned, most);
     order = std::move(selection.tokens);
     sorted_from = selection.sorted_from;

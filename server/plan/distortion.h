@@ -9,8 +9,8 @@
 namespace spectrumkv {
 
 // Mean squared error of the decoded values over the mean square of the values (of K: around their centre). From a
-// simulation of normally distributed values, which rotated keys and values nearly are; real models with head_dim 64 agree
-// within a tenth.
+// simulation of normally distributed values, which rotated keys and values nearly are; real models with head_dim 64
+// agree within a tenth.
 double TierError(Tier tier, uint32_t head_dim);
 
 // Weights of OPTIMAL are integers: 256 times the binary logarithm. So sums, orders and ties are the same everywhere.
@@ -27,8 +27,8 @@ struct TokenWeights {
   std::vector<float> linear;
   std::vector<int16_t> log2;  // WeightLog2 of it
 };
-// keys: A_j, or its natural logarithm. All tokens are alike where none has any importance. Entries of pinned tokens mean
-// nothing.
+// keys: A_j, or its natural logarithm. All tokens are alike where none has any importance. Entries of pinned tokens
+// mean nothing.
 TokenWeights WeightsOfKeys(const std::vector<double>& keys, bool logarithms, uint32_t pinned);
 
 }  // namespace spectrumkv

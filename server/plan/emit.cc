@@ -85,7 +85,8 @@ uint64_t Emitter::EmitChunk(const PlanLayer& layer, const LayerScan* scan, const
 
 void Emitter::FillMaps(const Unit& unit, const Allocation& allocation) {
   std::array<uint8_t, 256> byte_of{};  // of a rung
-  for (size_t i = 0; i < rules_.ladder->size(); ++i) byte_of[i] = TierMapByte((*rules_.ladder)[i].k, (*rules_.ladder)[i].v);
+  for (size_t i = 0; i < rules_.ladder->size(); ++i)
+    byte_of[i] = TierMapByte((*rules_.ladder)[i].k, (*rules_.ladder)[i].v);
   const uint32_t count = unit.tokens.count;
   const uint32_t pinned = rules_.pinned > unit.tokens.first ? std::min(rules_.pinned - unit.tokens.first, count) : 0;
   map_.resize(count);

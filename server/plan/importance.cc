@@ -43,9 +43,9 @@ uint64_t FallingBits(double key) {
 constexpr int kBucketBits = 11;
 constexpr size_t kSmall = 256;  // entries that are sorted at once
 
-// Of `size` entries, the `count` with the lowest bits lie in the buckets below some bucket and partly in that one: appends
-// the index of the former to `chosen`, and makes the latter `candidates`. False, and nothing done, where all entries have
-// the same bits. REQUIRES: 0 < count <= size.
+// Of `size` entries, the `count` with the lowest bits lie in the buckets below some bucket and partly in that one:
+// appends the index of the former to `chosen`, and makes the latter `candidates`. False, and nothing done, where all
+// entries have the same bits. REQUIRES: 0 < count <= size.
 template <typename BitsOf, typename IndexOf>
 bool SplitByBucket(size_t size, const BitsOf& bits_of, const IndexOf& index_of, size_t count,
                    std::vector<uint32_t>* chosen, std::vector<Entry>* candidates) {
@@ -78,7 +78,8 @@ bool SplitByBucket(size_t size, const BitsOf& bits_of, const IndexOf& index_of, 
 }
 
 constexpr size_t kManyKeys = 8192;
-constexpr size_t kSample = 1024, kSampleMargin = 48;  // ranks in the sample either side; about three standard deviations
+constexpr size_t kSample = 1024,
+                 kSampleMargin = 48;  // ranks in the sample either side; about three standard deviations
 
 // As SplitByBucket, in one pass: a sample tells between which two keys the border must nearly certainly lie. False, and
 // nothing done, where it does not.
@@ -90,8 +91,8 @@ bool SplitBySample(const std::vector<double>& keys, uint32_t first, size_t count
   std::sort(sample.begin(), sample.end(), std::greater<>());
   const size_t rank = count * kSample / size;
   const double above = rank < kSampleMargin ? std::numeric_limits<double>::infinity() : sample[rank - kSampleMargin];
-  const double least = rank + kSampleMargin >= kSample ? -std::numeric_limits<double>::infinity()
-                                                       : sample[rank + kSampleMargin];
+  const double least =
+      rank + kSampleMargin >= kSample ? -std::numeric_limits<double>::infinity() : sample[rank + kSampleMargin];
   chosen->resize(size + 1);
   std::vector<Entry> inside;
   size_t at = 0;
@@ -188,8 +189,9 @@ Selection SelectMostImportant(const std::vector<double>& keys, uint32_t first, s
   while (candidates.size() > kSmall) {
     const std::vector<Entry> from = candidates;
     const size_t wanted = count - selection.tokens.size();
-    if (!SplitByBucket(from.size(), [&](size_t i) { return from[i].first; }, [&](size_t i) { return from[i].second; },
-                       wanted, &selection.tokens, &candidates)) {
+    if (!SplitByBucket(
+            from.size(), [&](size_t i) { return from[i].first; }, [&](size_t i) { return from[i].second; }, wanted,
+            &selection.tokens, &candidates)) {
       break;  // all alike, and in ascending order of index
     }
   }

@@ -103,8 +103,8 @@ size_t OptimalPlan::ClassOf(const PlanLayer& layer, bool is_k) {
   for (size_t i = 0; i < classes_.size(); ++i) {
     if (classes_[i].is_k == is_k && SameGeometry(classes_[i].geometry, layer)) return i;
   }
-  classes_.push_back({layer, is_k, HullOf(*in_.tiers, layer, in_.rules->payload_only),
-                      std::vector<uint64_t>(size_t{kKeys} + 1)});
+  classes_.push_back(
+      {layer, is_k, HullOf(*in_.tiers, layer, in_.rules->payload_only), std::vector<uint64_t>(size_t{kKeys} + 1)});
   return classes_.size() - 1;
 }
 

@@ -1,6 +1,7 @@
-// OPTIMAL: the tiers that minimise the sum of weight * error over all cells within a share of the budget. A cell is K or V
-// of one token of one layer; docs/allocators.md has the formulas. One Lagrange multiplier, found by bisection over a
-// histogram of the weights, then the last bytes by whole cells. Linear in the cells; the same result on every machine.
+// OPTIMAL: the tiers that minimise the sum of weight * error over all cells within a share of the budget. A cell is K
+// or V of one token of one layer; docs/allocators.md has the formulas. One Lagrange multiplier, found by bisection over
+// a histogram of the weights, then the last bytes by whole cells. Linear in the cells; the same result on every
+// machine.
 #pragma once
 
 #include <array>
@@ -68,7 +69,7 @@ class OptimalPlan {
   // One layer's K or V.
   struct Plane {
     size_t plane_class = 0;
-    uint32_t slot = 0;  // of the layer in the unit
+    uint32_t slot = 0;                   // of the layer in the unit
     const uint8_t* spread = nullptr;     // of the unit's first token; null: all alike
     const TokenScan* escapes = nullptr;  // null: none
     int32_t level = 0;                   // what is added to weight and spread of a cell for its key

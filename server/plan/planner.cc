@@ -239,16 +239,15 @@ Allocation Planner::State::AllocateOptimal(PricedUnit* priced, const std::vector
                                            const std::vector<TokenWeights>& weights, uint64_t share,
                                            const TransferShape& shape, const std::vector<LayerScan>& scan) const {
   const CostRules cost_rules = rules();
-  const OptimalPlan plan({&shape.layers, &priced->unit, &cost_rules, &policy.tiers, &policy.profile, &scan, &weights,
-                          share});
+  const OptimalPlan plan(
+      {&shape.layers, &priced->unit, &cost_rules, &policy.tiers, &policy.profile, &scan, &weights, share});
   Allocation best;
   const bool fits = plan.Allocate(&best);
   if (fits && plan.cells() > kComparedCells) return best;
   // What padding and whole cells cost shows in small transfers: there the ladder may have the better answer.
   const uint32_t tokens = priced->unit.tokens.count;
   const uint32_t pinned_here = pinned > priced->unit.tokens.first ? pinned - priced->unit.tokens.first : 0;
-  Allocation greedy =
-      AllocateGreedy(&priced->model, ladder.size(), keys, std::min(pinned_here, tokens), tokens, share);
+  Allocation greedy = AllocateGreedy(&priced->model, ladder.size(), keys, std::min(pinned_here, tokens), tokens, share);
   for (size_t slot = 0; slot < priced->unit.layers.size(); ++slot) {
     const PlanLayer& layer = shape.layers[priced->unit.layers[slot]];
     for (uint32_t t = 0; t < tokens; ++t) {
@@ -354,7 +353,8 @@ absl::StatusOr<PlanBatch> Planner::Plan(const std::vector<uint32_t>& chunk_indic
     const std::vector<uint64_t> cost = CostModel(shape_.layers, unit, rules, nullptr).BytesByRung();
     for (size_t rung = 0; rung < rest.size(); ++rung) rest[rung] -= cost[rung];
   }
-  std::vector<PricedUnit> units = Price(shape_, SplitUnits(cuts_, chunk_indices, state.per_layer()), rules, state.policy, &scan);
+  std::vector<PricedUnit> units =
+      Price(shape_, SplitUnits(cuts_, chunk_indices, state.per_layer()), rules, state.policy, &scan);
   const uint64_t reserved = Least(rest);  // for the chunks after this batch
   const uint64_t needed = SumOfLeast(units) + reserved;
   const bool whole = state.whole || chunk_indices.size() == cuts_.size();

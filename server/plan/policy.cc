@@ -16,10 +16,15 @@ struct NamedAllocator {
   const char* name;
 };
 constexpr NamedAllocator kAllocators[] = {
-    {Allocator::kOptimal, "OPTIMAL"},   {Allocator::kGreedy, "GREEDY"},     {Allocator::kSinkProtect, "SINK_PROTECT"},
-    {Allocator::kBalanced, "BALANCED"}, {Allocator::kTwoTier, "TWO_TIER"},
-    {Allocator::kUniform, "UNIFORM"},   {Allocator::kRandom, "RANDOM"},
-    {Allocator::kPdTrim, "PDTRIM"},     {Allocator::kSlidingWindowSink, "SLIDING_WINDOW_SINK"},
+    {Allocator::kOptimal, "OPTIMAL"},
+    {Allocator::kGreedy, "GREEDY"},
+    {Allocator::kSinkProtect, "SINK_PROTECT"},
+    {Allocator::kBalanced, "BALANCED"},
+    {Allocator::kTwoTier, "TWO_TIER"},
+    {Allocator::kUniform, "UNIFORM"},
+    {Allocator::kRandom, "RANDOM"},
+    {Allocator::kPdTrim, "PDTRIM"},
+    {Allocator::kSlidingWindowSink, "SLIDING_WINDOW_SINK"},
     {Allocator::kRaw, "RAW"},
 };
 

@@ -61,7 +61,7 @@ absl::Status SetImportance(const v1::Importance& proto, Policy* policy) {
   if (proto.has_sinks()) policy->sinks = proto.sinks();
   switch (proto.source()) {
     case v1::IMPORTANCE_SOURCE_UNSPECIFIED:
-      policy->importance = !policy->scores.empty()                        ? ImportanceSource::kScores
+      policy->importance = !policy->scores.empty()                    ? ImportanceSource::kScores
                            : policy->allocator == Allocator::kOptimal ? ImportanceSource::kNone
                                                                       : ImportanceSource::kPosition;
       return absl::OkStatus();

@@ -150,8 +150,8 @@ absl::Status PlanNow(const ServiceContext& context, const v1::PlanRequest& reque
   absl::Status status = CheckPolicy(*policy, request.token_count(), static_cast<uint32_t>(layers.size()));
   if (!status.ok()) return status;
 
-  const std::vector<LayerScan> all = ScanAll(*context.backend, **hold, layers, places,
-                                               policy->allocator == Allocator::kOptimal, policy->sinks);
+  const std::vector<LayerScan> all =
+      ScanAll(*context.backend, **hold, layers, places, policy->allocator == Allocator::kOptimal, policy->sinks);
   status = (*hold)->Health();
   if (!status.ok()) return status;
   // As a sender does: the scan chooses tokens only where their key norms decide, or TWO_TIER must pay for escapes.

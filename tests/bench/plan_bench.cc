@@ -115,7 +115,8 @@ class Source {
       std::memcpy(&memory_[i], &word, 2);
     }
     for (size_t plane = 0; plane < 2; ++plane) {
-      for (size_t t = 0; t < kSourceTokens; ++t) rows_[plane].push_back(&memory_[(plane * kSourceTokens + t) * kRowBytes]);
+      for (size_t t = 0; t < kSourceTokens; ++t)
+        rows_[plane].push_back(&memory_[(plane * kSourceTokens + t) * kRowBytes]);
     }
   }
   SourcePlane Plane(size_t plane, uint32_t first) const { return {rows_[plane].data() + first, kHeadDim * 2, 2}; }
@@ -199,9 +200,11 @@ int RunSourceBench(bool json) {
     row.Add("encode_s", best.encode_ms / 1e3).Add("share_of_encode", share).Print();
     return 0;
   }
-  std::printf("OPTIMAL, NONE, %u tokens x %u layers x %u heads x %u, %s, one thread: sample %.0f ms + plan %.0f ms = %.1f%% of "
-              "encode %.0f ms\n", kSourceTokens, kSourceLayers, kHeads, kHeadDim, backend->name(), best.spread_ms,
-              best.plan_ms, 100 * share, best.encode_ms);
+  std::printf(
+      "OPTIMAL, NONE, %u tokens x %u layers x %u heads x %u, %s, one thread: sample %.0f ms + plan %.0f ms = %.1f%% of "
+      "encode %.0f ms\n",
+      kSourceTokens, kSourceLayers, kHeads, kHeadDim, backend->name(), best.spread_ms, best.plan_ms, 100 * share,
+      best.encode_ms);
   return 0;
 }
 
@@ -218,8 +221,10 @@ int RunPlanBench(int argc, char** argv) {
   const uint64_t kv_bytes = uint64_t{kTokens} * kLayers * 8 * 128 * 2 * 2;
   const double copy_ms = MemcpyMs(kv_bytes);
   if (!json) {
-    std::printf("GREEDY where nothing else is said, budget 0.3, %u tokens x %u layers x 8 heads x 128 float16 = %.1f GB raw; memcpy of it %.0f ms\n",
-                kTokens, kLayers, static_cast<double>(kv_bytes) / 1e9, copy_ms);
+    std::printf(
+        "GREEDY where nothing else is said, budget 0.3, %u tokens x %u layers x 8 heads x 128 float16 = %.1f GB raw; "
+        "memcpy of it %.0f ms\n",
+        kTokens, kLayers, static_cast<double>(kv_bytes) / 1e9, copy_ms);
     std::printf("%-44s %10s %18s\n", "importance", "plan ms", "plan / memcpy");
   }
   const Case cases[] = {
@@ -242,7 +247,10 @@ int RunPlanBench(int argc, char** argv) {
     if (json) {
       bench::JsonRow row;
       row.Add("bench", "plan").Add("name", c.name).Add("tokens", kTokens).Add("layers", kLayers);
-      row.Add("kv_gb", static_cast<double>(kv_bytes) / 1e9).Add("memcpy_s", copy_ms / 1e3).Add("plan_s", ms / 1e3).Print();
+      row.Add("kv_gb", static_cast<double>(kv_bytes) / 1e9)
+          .Add("memcpy_s", copy_ms / 1e3)
+          .Add("plan_s", ms / 1e3)
+          .Print();
     } else {
       std::printf("%-44s %10.1f %17.2f%%\n", c.name, ms, 100 * ms / copy_ms);
     }

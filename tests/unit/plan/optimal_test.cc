@@ -138,8 +138,8 @@ RandomCase MakeOptimal(CaseMaker* maker) {
   return c;
 }
 
-// What a layer's chunk costs, centres always counted where a rotated tier is allowed: that a map without any rotated key
-// saves them is left to the comparison with the ladder.
+// What a layer's chunk costs, centres always counted where a rotated tier is allowed: that a map without any rotated
+// key saves them is left to the comparison with the ladder.
 uint64_t CostWithCentres(const RandomCase& c, size_t layer, const std::vector<uint8_t>& map) {
   const ChunkDims dims = DimsOf(c.layers[layer], c.tokens);
   const TierCounts counts = CountTiers(map.data(), c.tokens, dims.has_v);
@@ -203,9 +203,9 @@ TEST(Optimal, IsWithinOneCellOfBruteForce) {
     shape.layers = c.layers;
     const uint64_t budget = static_cast<uint64_t>(c.policy.budget * static_cast<double>(KvBytesOf(shape)));
     ASSERT_LE(plan.counted, budget);
-    const double heaviest =
-        std::max_element(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) { return a.weight < b.weight; })
-            ->weight;
+    const double heaviest = std::max_element(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) {
+                              return a.weight < b.weight;
+                            })->weight;
     double worst = 0;
     for (const Tier tier : c.policy.tiers) worst = std::max(worst, TierError(tier, c.layers[0].head_dim));
     const double best = BruteForce(c, cells, budget), got = Distortion(c, cells, plan.maps);
