@@ -41,7 +41,7 @@ void ReadImportance(Args* args, v1::Policy* policy) {
   if (!source.empty()) {
     v1::ImportanceSource value = v1::IMPORTANCE_SOURCE_UNSPECIFIED;
     if (!v1::ImportanceSource_Parse("IMPORTANCE_SOURCE_" + Upper(source), &value)) {
-      args->Refuse("--importance must be scores, position or key-norm, not \"" + source + "\"");
+      args->Refuse("--importance must be scores, position, key-norm or none, not \"" + source + "\"");
     }
     policy->mutable_importance()->set_source(value);
   }
@@ -74,12 +74,12 @@ std::vector<Flag> PolicyFlags() {
           {"target-seconds", "SECONDS", "for --budget auto: the daemon takes the least lossy budget that is quick enough"},
           {"min-budget", "SHARE", "for --budget auto: the smallest it may take; default the daemon's"},
           {"allocator", "NAME",
-           "greedy, sink-protect, balanced, two-tier, uniform, random, pdtrim, "
+           "optimal, greedy, sink-protect, balanced, two-tier, uniform, random, pdtrim, "
            "sliding-window-sink or raw"},
           {"tiers", "LIST", "tiers that may be used, as RAW,Q8,Q4"},
           {"uniform-tier", "TIER", "for --allocator uniform"},
           {"seed", "N", "for --allocator random"},
-          {"importance", "SOURCE", "scores, position or key-norm"},
+          {"importance", "SOURCE", "scores, position, key-norm or none"},
           {"scores", "FILE", "float32 .npy: [tokens] or [layers, tokens]"},
           {"decay", "LAMBDA", "importance decays by exp(-LAMBDA * distance from the end)"},
           {"sinks", "N", "tokens at the front that are never lossy; default 4"},

@@ -111,6 +111,12 @@ class Backend {
 
   // One read pass over one plane: out[tokens].
   virtual void Scan(const ChunkDims& dims, const SourcePlane& plane, TokenScan* out) const = 0;
+
+  // Reads a sample of one plane: out[tokens], the 8-bit log2 of each token's spread (kernels/codec/scan_math.h).
+  // centred: around the mean of its run, as the codec will centre K; the first `skip` tokens, which will be RAW, are
+  // left out of the mean.
+  virtual void Spread(const ChunkDims& dims, const SourcePlane& plane, bool centred, uint32_t skip,
+                      Workspace* workspace, uint8_t* out) const = 0;
 };
 
 }  // namespace spectrumkv

@@ -53,6 +53,9 @@ struct CellOps {
   // of no use.
   uint32_t (*accumulate)(const CellsIn& cells, float* sums);
 
+  // sums[t] = energy of token t, in the order of scan_math.h; with `means` [heads, head_dim], of value - mean.
+  void (*spread)(const CellsIn& cells, const float* means, float* sums);
+
   // Copies the words, cells one after another. Returns the magnitude word.
   uint32_t (*copy)(const CellsIn& cells, uint8_t* words);
 

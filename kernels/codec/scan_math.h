@@ -29,9 +29,38 @@ SPECTRUMKV_MATH uint8_t EnergyLog2(float sum) {
   const int32_t exponent = static_cast<int32_t>(bits >> 23) - 127;  // a subnormal sum is clamped anyway
   const uint32_t fraction = bits & 0x7FFFFF;
   // The first fractions above 2^(1/8), 2^(3/8), 2^(5/8) and 2^(7/8).
-  const int32_t quarters = (fraction >= 0x0B95C2) + (fraction >= 0x25FED7) + (fraction >= 0x45672B) +
-                           (fraction >= 0x6AC0C7);
+  const int32_t quarters =
+      (fraction >= 0x0B95C2) + (fraction >= 0x25FED7) + (fraction >= 0x45672B) + (fraction >= 0x6AC0C7);
   return static_cast<uint8_t>(ClampInt(128 + 4 * exponent + quarters, 1, 255));
+}
+
+// --- Spread: the energy of a token around the mean of its run, from a sample of its values.
+//
+// Sample of a plane [tokens, heads, head_dim]: of every head_step-th head, one piece of `dims` values. Piece i (of the
+// i-th such head) begins at value (i mod (head_dim / dims)) * dims, so that all parts of a head are seen, and the same
+// values of every token. A piece is mostly one cache line, and most lines of the plane are never read.
+//
+// In runs of 64 tokens, counted from the first: mean of each sampled value over the run's tokens that are neither
+// skipped nor hold a sampled magnitude above 1024: float32 sum in token order from 0, divided by their number (0 where
+// there are none). For each token: difference = value - mean (rounded), or the value itself where nothing is centred;
+// then as the energy above, with the sampled heads for heads and the pieces for their values, quantised by EnergyLog2.
+struct SpreadSample {
+  uint32_t heads;  // that are sampled
+  uint32_t head_step;
+  uint32_t dims;  // of each
+};
+
+constexpr uint32_t kSpreadTokens = 64;
+
+SPECTRUMKV_MATH SpreadSample SpreadSampleOf(uint32_t heads, uint32_t head_dim) {
+  constexpr uint32_t kPiece = 32, kEnough = 128;  // values: of a piece at least, of a token at least, if it has them
+  const uint32_t values = heads * head_dim, parts = values >= 4 * kEnough ? 4 : values > 2 * kEnough ? 2 : 1;
+  uint32_t dims = (head_dim / parts + 15) / 16 * 16;
+  dims = dims < kPiece ? kPiece : dims;
+  if (dims > head_dim) dims = head_dim;
+  uint32_t step = heads * dims / kEnough;
+  if (step == 0) step = 1;
+  return SpreadSample{(heads + step - 1) / step, step, dims};
 }
 
 }  // namespace spectrumkv

@@ -15,13 +15,13 @@ struct SelfTestCase {
   uint32_t head_dim;
   DType dtype;
   uint64_t chunk_bytes;
-  uint32_t body_crc, decoded_crc, scan_crc;
+  uint32_t body_crc, decoded_crc, scan_crc, spread_crc;
 };
 
 constexpr SelfTestCase kCases[] = {
-    {128, DType::kFloat16, 30928, 0xAC4C7177, 0xFC1DE789, 0x235FD444},
-    {64, DType::kBFloat16, 15712, 0x475CA90B, 0x97A5C9F4, 0x22F4B43F},
-    {80, DType::kFloat32, 27760, 0x6A81560A, 0x960ACB4C, 0xA3DC4766},
+    {128, DType::kFloat16, 30928, 0xAC4C7177, 0xFC1DE789, 0x235FD444, 0x7C2A14B7},
+    {64, DType::kBFloat16, 15712, 0x475CA90B, 0x97A5C9F4, 0x22F4B43F, 0x1A102CBE},
+    {80, DType::kFloat32, 27760, 0x6A81560A, 0x960ACB4C, 0xA3DC4766, 0xC2D3AFEA},
 };
 
 ChunkDims DimsOf(const SelfTestCase& test) { return ChunkDims{kTokens, kHeads, test.head_dim, test.dtype, true}; }
@@ -86,11 +86,16 @@ const char* RunCase(const Backend& backend, const SelfTestCase& test) {
   }
   if (scan_crc != test.scan_crc) return "Scan";
 
+  Workspace workspace;
+  uint8_t spreads[2][kTokens];
+  backend.Spread(dims, k, true, 3, &workspace, spreads[0]);
+  backend.Spread(dims, v, false, 0, &workspace, spreads[1]);
+  if (Crc32c(0, spreads, sizeof(spreads)) != test.spread_crc) return "Spread";
+
   uint8_t tiers[kTokens];
   for (uint32_t t = 0; t < kTokens; ++t) {
     tiers[t] = TierMapByte(static_cast<Tier>(t % kTierCount), static_cast<Tier>(t / kTierCount % kTierCount));
   }
-  Workspace workspace;
   std::vector<uint8_t> chunk(MaxChunkBytes(dims));
   const EncodeResult encoded = backend.Encode(dims, ChunkIdentity{0x5EC7, 3, 1, 2, 64, 4}, k, &v, tiers, &workspace,
                                               chunk.data(), chunk.size());

@@ -22,6 +22,8 @@ class TableBackend final : public Backend {
   DecodeResult Decode(const ChunkView& chunk, DType target, const TargetPlane& k, const TargetPlane* v,
                       Workspace* workspace) const override;
   void Scan(const ChunkDims& dims, const SourcePlane& plane, TokenScan* out) const override;
+  void Spread(const ChunkDims& dims, const SourcePlane& plane, bool centred, uint32_t skip, Workspace* workspace,
+              uint8_t* out) const override;
 
  private:
   const CellOps& ops_;

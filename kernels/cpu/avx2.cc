@@ -177,7 +177,7 @@ constexpr CellOps kAvx2CellOps = SimdOps<Avx2>::Table("avx2");
 #else  // never called: the backend is not supported
 
 namespace spectrumkv {
-const CellOps kAvx2CellOps = {"avx2", nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+const CellOps kAvx2CellOps = {"avx2", nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
 }  // namespace spectrumkv
 
 #endif

@@ -165,7 +165,7 @@ constexpr CellOps kAvx512CellOps = SimdOps<Avx512>::Table("avx512");
 #else  // never called: the backend is not supported
 
 namespace spectrumkv {
-const CellOps kAvx512CellOps = {"avx512", nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+const CellOps kAvx512CellOps = {"avx512", nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
 }  // namespace spectrumkv
 
 #endif

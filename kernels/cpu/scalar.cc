@@ -285,6 +285,22 @@ uint32_t Accumulate(const CellsIn& cells, float* sums) {
   });
 }
 
+void Spread(const CellsIn& cells, const float* means, float* sums) {
+  CellValues values;
+  for (uint32_t t = 0; t < cells.tokens; ++t) {
+    float lanes[kEnergyLanes] = {};
+    for (uint32_t h = 0; h < cells.heads; ++h) {
+      Widen(cells.rows[t] + h * cells.head_stride_bytes, cells.dtype, cells.head_dim, values.x);
+      const float* mean = means == nullptr ? nullptr : means + size_t{h} * cells.head_dim;
+      for (uint32_t d = 0; d < cells.head_dim; ++d) {
+        const float x = mean == nullptr ? values.x[d] : values.x[d] - mean[d];
+        lanes[d % kEnergyLanes] += x * x;
+      }
+    }
+    sums[t] = FoldEnergy(lanes);
+  }
+}
+
 uint32_t Copy(const CellsIn& cells, uint8_t* words) {
   const size_t cell_bytes = size_t{cells.head_dim} * SizeOf(cells.dtype);
   return ForCells(cells, [&](const uint8_t* from, uint32_t) {
@@ -295,7 +311,7 @@ uint32_t Copy(const CellsIn& cells, uint8_t* words) {
 
 void Store(uint8_t* to, const uint8_t* words, size_t bytes) { std::memcpy(to, words, bytes); }
 
-constexpr CellOps kScalarOps = {"scalar", Magnitude, Energy, Accumulate, Copy, EncodeCells, DecodeCells, Store};
+constexpr CellOps kScalarOps = {"scalar", Magnitude, Energy, Accumulate, Spread, Copy, EncodeCells, DecodeCells, Store};
 
 }  // namespace
 

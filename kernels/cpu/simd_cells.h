@@ -37,6 +37,14 @@ struct SimdOps {
     return WithType(cells.dtype, [&]<DType kType>() { return AccumulateCells<V, kType>(cells, sums); });
   }
 
+  static void Spread(const CellsIn& cells, const float* means, float* sums) {
+    if (!HasFastPath(cells.head_dim)) return ScalarCellOps().spread(cells, means, sums);
+    WithType(cells.dtype, [&]<DType kType>() {
+      if (means == nullptr) return CellsSpread<V, kType, false>(cells, means, sums);
+      return CellsSpread<V, kType, true>(cells, means, sums);
+    });
+  }
+
   static uint32_t Copy(const CellsIn& cells, uint8_t* words) {
     if (!HasFastPath(cells.head_dim)) return ScalarCellOps().copy(cells, words);
     return WithType(cells.dtype, [&]<DType kType>() { return CopyCells<kType>(cells, words); });
@@ -69,7 +77,7 @@ struct SimdOps {
   static void StoreWords(uint8_t* to, const uint8_t* words, size_t bytes) { StreamBytes(to, words, bytes); }
 
   static constexpr CellOps Table(const char* name) {
-    return CellOps{name, Magnitude, Energy, Accumulate, Copy, Encode, Decode, StoreWords};
+    return CellOps{name, Magnitude, Energy, Accumulate, Spread, Copy, Encode, Decode, StoreWords};
   }
 };
 

@@ -115,6 +115,18 @@ inline float SumLanes(__m256 x) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
+// The fold of one token's lanes.
+template <typename V>
+SPECTRUMKV_SIMD_INLINE float FoldLanes(typename V::F* acc) {
+  constexpr int kAccs = static_cast<int>(kEnergyLanes) / V::kLanes;
+#pragma GCC unroll 4
+  for (int width = kAccs / 2; width != 0; width /= 2) {
+#pragma GCC unroll 4
+    for (int i = 0; i < width; ++i) acc[i] = V::Add(acc[i], acc[i + width]);
+  }
+  return SumLanes(V::HalfSum(acc[0]));
+}
+
 template <typename V, DType kType>
 uint32_t CellsEnergy(const CellsIn& cells, float* lanes, float* sum) {
   constexpr int kAccs = static_cast<int>(kEnergyLanes) / V::kLanes;
@@ -136,13 +148,33 @@ uint32_t CellsEnergy(const CellsIn& cells, float* lanes, float* sum) {
   });
 #pragma GCC unroll 8
   for (int i = 0; lanes != nullptr && i < kAccs; ++i) V::Store(lanes + i * V::kLanes, acc[i]);
-#pragma GCC unroll 4
-  for (int width = kAccs / 2; width != 0; width /= 2) {
-#pragma GCC unroll 4
-    for (int i = 0; i < width; ++i) acc[i] = V::Add(acc[i], acc[i + width]);
-  }
-  *sum = SumLanes(V::HalfSum(acc[0]));
+  *sum = FoldLanes<V>(acc);
   return magnitudes.Largest();
+}
+
+template <typename V, DType kType, bool kCentred>
+void CellsSpread(const CellsIn& cells, const float* means, float* sums) {
+  constexpr int kAccs = static_cast<int>(kEnergyLanes) / V::kLanes;
+  for (uint32_t t = 0; t < cells.tokens; ++t) {
+    typename V::F acc[kAccs];
+#pragma GCC unroll 8
+    for (int i = 0; i < kAccs; ++i) acc[i] = V::Zero();
+    const uint8_t* from = cells.rows[t];
+    const float* mean = means;
+    for (uint32_t h = 0; h < cells.heads; ++h, from += cells.head_stride_bytes, mean += kCentred ? cells.head_dim : 0) {
+      for (uint32_t d = 0; d < cells.head_dim; d += kEnergyLanes) {
+#pragma GCC unroll 8
+        for (int i = 0; i < kAccs; ++i) {
+          const uint32_t at = d + static_cast<uint32_t>(i * V::kLanes);
+          if (at >= cells.head_dim) break;
+          typename V::F x = LoadValues<V, kType>(from + at * WordBytes(kType));
+          if constexpr (kCentred) x = V::Sub(x, V::Load(mean + at));
+          acc[i] = V::Add(acc[i], V::Mul(x, x));
+        }
+      }
+    }
+    sums[t] = FoldLanes<V>(acc);
+  }
 }
 
 // Eight tokens at a time, so that a sum is loaded and stored once for them.

@@ -13,6 +13,27 @@ uint64_t Runs(const ChunkDims& dims) { return (uint64_t{dims.tokens} + kCentreTo
 
 Tier TierOf(int id) { return static_cast<Tier>(id); }
 
+constexpr uint32_t kCountBlock = 128;  // a count in it fits a byte, so that 16 are compared at a time
+
+uint32_t CountEqual(const uint8_t* bytes, uint32_t count, uint8_t mask, uint8_t wanted) {
+  uint32_t found = 0;
+  for (; count >= kCountBlock; count -= kCountBlock, bytes += kCountBlock) {
+    uint8_t in_block = 0;
+    for (uint32_t i = 0; i < kCountBlock; ++i) {
+      in_block = static_cast<uint8_t>(in_block + ((bytes[i] & mask) == wanted ? 1 : 0));
+    }
+    found += in_block;
+  }
+  for (uint32_t i = 0; i < count; ++i) found += (bytes[i] & mask) == wanted ? 1 : 0;
+  return found;
+}
+
+void AddTokens(uint8_t map_byte, uint32_t count, bool has_v, TierCounts* counts) {
+  const int k = map_byte & 15, v = map_byte >> 4;
+  if (k < kTierCount) counts->k[k] += count;
+  if (has_v && v < kTierCount) counts->v[v] += count;
+}
+
 }  // namespace
 
 uint32_t RotationOf(uint32_t head_dim) {
@@ -104,11 +125,23 @@ uint32_t TokensPerChunk(uint32_t heads, uint32_t head_dim, DType dtype, bool has
 }
 
 TierCounts CountTiers(const uint8_t* tier_map, uint32_t tokens, bool has_v) {
+  // Mostly few bytes are in use: one pass for each that is met first.
+  constexpr int kFew = 3;
   TierCounts counts;
-  for (uint32_t t = 0; t < tokens; ++t) {
-    const int k = tier_map[t] & 15, v = tier_map[t] >> 4;
-    if (k < kTierCount) ++counts.k[k];
-    if (has_v && v < kTierCount) ++counts.v[v];
+  uint32_t left = tokens, at = 0;
+  uint8_t met[kFew];
+  for (int n = 0; n < kFew && left != 0; ++n) {
+    while (std::find(met, met + n, tier_map[at]) != met + n) ++at;
+    met[n] = tier_map[at];
+    const uint32_t found = CountEqual(tier_map, tokens, 0xFF, met[n]);
+    AddTokens(met[n], found, has_v, &counts);
+    left -= found;
+  }
+  if (left == 0) return counts;
+  counts = TierCounts();
+  for (int id = 0; id < kTierCount; ++id) {
+    counts.k[id] = CountEqual(tier_map, tokens, 0x0F, static_cast<uint8_t>(id));
+    if (has_v) counts.v[id] = CountEqual(tier_map, tokens, 0xF0, static_cast<uint8_t>(id << 4));
   }
   return counts;
 }

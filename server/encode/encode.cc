@@ -139,4 +139,17 @@ void ScanChunk(const Backend& backend, const EncodeSource& source, const ChunkCu
   }
 }
 
+void SampleChunk(const Backend& backend, const EncodeSource& source, const ChunkCut& cut, uint32_t pinned,
+                 EncodeScratch* scratch, LayerScan* scan) {
+  const PlanLayer& layer = source.shape->layers[cut.layer_index];
+  const ChunkDims dims = DimsOf(layer, cut.token_count);
+  const uint32_t pinned_here = pinned > cut.token_first ? std::min(pinned - cut.token_first, cut.token_count) : 0;
+  backend.Spread(dims, SourcePlaneOf(source, cut, PlaneId::kK, &scratch->k_rows), true, pinned_here,
+                 &scratch->workspace, scan->k_spread.data() + cut.token_first);
+  if (layer.has_v) {
+    backend.Spread(dims, SourcePlaneOf(source, cut, PlaneId::kV, &scratch->v_rows), false, pinned_here,
+                   &scratch->workspace, scan->v_spread.data() + cut.token_first);
+  }
+}
+
 }  // namespace spectrumkv

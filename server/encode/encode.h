@@ -60,4 +60,8 @@ bool SourceWasWritten(const EncodeSource& source, const ChunkCut& cut, EncodeScr
 void ScanChunk(const Backend& backend, const EncodeSource& source, const ChunkCut& cut, EncodeScratch* scratch,
                LayerScan* scan);
 
+// The same of its spreads (vectors already of kept_count()). pinned: kept tokens [0, pinned) will be RAW.
+void SampleChunk(const Backend& backend, const EncodeSource& source, const ChunkCut& cut, uint32_t pinned,
+                 EncodeScratch* scratch, LayerScan* scan);
+
 }  // namespace spectrumkv

@@ -1,6 +1,8 @@
 #include "server/plan/cost.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <utility>
 
 namespace spectrumkv {
@@ -11,14 +13,19 @@ void AddToken(const Rung& rung, uint8_t escapes, bool has_v, uint32_t count, Tie
   if (has_v) counts->v[static_cast<int>(AfterEscape(rung.v, static_cast<EscapeClass>(escapes >> 4)))] += count;
 }
 
+}  // namespace
+
 bool AnyEscape(const std::vector<TokenScan>& scan, uint32_t first, uint32_t end) {
   if (scan.empty()) return false;
-  uint8_t seen = 0;
-  for (uint32_t t = first; t < end; ++t) seen |= static_cast<uint8_t>(scan[t].escape);
-  return seen != 0;
+  static_assert(sizeof(TokenScan) == 2 && offsetof(TokenScan, escape) == 0);
+  uint16_t seen = 0;
+  for (uint32_t t = first; t < end; ++t) {
+    uint16_t word;  // the escape is its low byte
+    std::memcpy(&word, &scan[t], sizeof(word));
+    seen |= word;
+  }
+  return (seen & 0xFF) != 0;
 }
-
-}  // namespace
 
 uint64_t CountedBytes(const ChunkDims& dims, const TierCounts& counts, bool payload_only) {
   if (!payload_only) return ChunkBytes(dims, counts);
@@ -104,6 +111,7 @@ void CostModel::AddEscaped(Column* column, std::vector<uint8_t> escapes) {
     ++known.weight;
     return;
   }
+  has_escapes_ = true;
   Chunk& chunk = column->chunks.emplace_back();
   chunk.weight = 1;
   for (uint32_t t = 0; t < column->tokens; ++t) {
@@ -160,14 +168,28 @@ void CostModel::Move(uint32_t token, size_t from, size_t to) {
   }
 }
 
+void CostModel::RecountColumn(const Geometry& geometry, const uint32_t* tokens, size_t count, const Rung& from,
+                              const Rung& to, Column* column) const {
+  for (Chunk& chunk : column->chunks) {
+    if (chunk.weight == 0) continue;
+    if (chunk.escapes.empty()) {
+      AddToken(from, 0, geometry.dims.has_v, static_cast<uint32_t>(0 - count), &chunk.counts);
+      AddToken(to, 0, geometry.dims.has_v, static_cast<uint32_t>(count), &chunk.counts);
+      continue;
+    }
+    for (size_t i = 0; i < count; ++i) Recount(geometry, tokens[i], from, to, &chunk);
+  }
+}
+
 void CostModel::MoveMany(const uint32_t* tokens, size_t count, size_t from, size_t to) {
   const Rung old_rung = (*rules_.ladder)[from], new_rung = (*rules_.ladder)[to];
   bytes_ = fixed_bytes_;
   for (Geometry& geometry : geometries_) {
-    for (size_t i = 0; i < count; ++i) {
-      for (Chunk& chunk : geometry.columns[tokens[i] / geometry.step].chunks) {
-        if (chunk.weight != 0) Recount(geometry, tokens[i], old_rung, new_rung, &chunk);
-      }
+    for (size_t i = 0, end; i < count; i = end) {
+      // Neighbours in the list mostly lie in one column.
+      const uint32_t at = tokens[i] / geometry.step, first = at * geometry.step;
+      for (end = i + 1; end < count && tokens[end] - first < geometry.step;) ++end;
+      RecountColumn(geometry, tokens + i, end - i, old_rung, new_rung, &geometry.columns[at]);
     }
     for (Column& column : geometry.columns) {
       for (Chunk& chunk : column.chunks) {
@@ -189,6 +211,22 @@ uint64_t CostModel::LooseBytes() const {
           of_chunk += (uint64_t{chunk.counts.k[id]} + chunk.counts.v[id]) * geometry.token_bytes[id];
         }
         bytes += of_chunk * chunk.weight;
+      }
+    }
+  }
+  return bytes;
+}
+
+uint64_t CostModel::LastingCentres(size_t from, size_t to) const {
+  uint64_t bytes = 0;
+  if (rules_.payload_only || !IsRotated((*rules_.ladder)[from].k) || !IsRotated((*rules_.ladder)[to].k)) return bytes;
+  for (const Geometry& geometry : geometries_) {
+    for (const Column& column : geometry.columns) {
+      for (const Chunk& chunk : column.chunks) {
+        ChunkDims dims = geometry.dims;
+        dims.tokens = column.tokens;
+        const ChunkLayout layout = LayoutOf(dims, chunk.counts);
+        bytes += (layout.centre_scales.bytes + layout.centre_codes.bytes) * chunk.weight;
       }
     }
   }

@@ -20,6 +20,9 @@ constexpr Tier AfterEscape(Tier tier, EscapeClass escape) {
   return escape == kEscapeRotated && IsRotated(tier) ? Tier::kRaw : tier;
 }
 
+// Has any of tokens [first, end) an escape class? Not in an empty scan.
+bool AnyEscape(const std::vector<TokenScan>& scan, uint32_t first, uint32_t end);
+
 // A rectangle: some layers of the shape, one run of kept tokens that begins and ends at chunk cuts of all of them.
 struct Unit {
   TokenRange tokens;             // counted in kept tokens
@@ -52,8 +55,14 @@ class CostModel {
 
   // bytes() without centres and padding: a sum over tokens, and never above bytes().
   uint64_t LooseBytes() const;
+  // Centres of the present state, which bytes() has beyond LooseBytes(), if they stay whatever moves from one rung to the
+  // other; else 0.
+  uint64_t LastingCentres(size_t from, size_t to) const;
   // What Move would add to LooseBytes().
   int64_t LooseDelta(uint32_t token, size_t from, size_t to) const;
+
+  // Does any token that is not pinned escape in some layer? If none does, all tokens cost the same.
+  bool has_escapes() const { return has_escapes_; }
 
   // Of one rung for all; the state afterwards is that rung.
   std::vector<uint64_t> BytesByRung();
@@ -84,6 +93,9 @@ class CostModel {
   std::vector<uint8_t> EscapesIn(const LayerScan& scan, const Column& column, uint32_t first, bool has_v) const;
   void AddEscaped(Column* column, std::vector<uint8_t> escapes);
   void Count(const Geometry& geometry, const Column& column, Chunk* chunk);
+  // Recount of tokens of one column for all its chunks.
+  void RecountColumn(const Geometry& geometry, const uint32_t* tokens, size_t count, const Rung& from, const Rung& to,
+                     Column* column) const;
   // Chunk::counts after a token left one rung for another.
   void Recount(const Geometry& geometry, uint32_t token, const Rung& from, const Rung& to, Chunk* chunk) const;
 
@@ -92,6 +104,7 @@ class CostModel {
   std::vector<Geometry> geometries_;
   uint64_t fixed_bytes_ = 0;  // layers that only travel RAW
   uint64_t bytes_ = 0;
+  bool has_escapes_ = false;
 };
 
 }  // namespace spectrumkv

@@ -31,9 +31,14 @@ class Emitter {
     std::vector<CleanChunk> chunks;
   };
 
-  const CleanLayer& CleanOf(const PlanLayer& layer, size_t first_slot, size_t slots, const Unit& unit);
+  const std::vector<uint8_t>& MapOf(const PlanLayer& layer) const {
+    return layer.raw_only ? map_raw_ : layer.has_v ? map_ : map_k_;
+  }
+  const CleanLayer& CleanOf(const PlanLayer& layer, size_t first_slot, size_t slots, const Unit& unit,
+                            const uint8_t* map);
   uint64_t EmitChunk(const PlanLayer& layer, const LayerScan* scan, const uint8_t* map, const CleanChunk& clean,
                      PlannedChunk* chunk);
+  void FillMaps(const Unit& unit, const Allocation& allocation);
   void AddTotals(const TierCounts& counts);
 
   const std::vector<PlanLayer>& layers_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "server/plan/plan.h"
@@ -20,12 +21,22 @@ struct Scores {
 //   SCORES    A_j = score
 //   POSITION  A_j = max(exp(-0.01 j), on the last fifth 0.3 rising linearly to 0.8)
 //   KEY_NORM  A_j = geometric mean over layers of the norm of the token's keys
+//   NONE      A_j = 1
 // times exp(-decay_lambda * (token_count - j)); RANDOM: a hash of seed and position.
 // energy_log2: [positions], mean TokenScan::energy_log2 of K; read for KEY_NORM only.
-std::vector<double> ImportanceKeys(const Policy& policy, uint32_t token_count, const std::vector<uint32_t>& positions,
+std::vector<double> ImportanceKeys(const Policy& policy, uint32_t token_count, std::span<const uint32_t> positions,
                                    const Scores& scores, const std::vector<double>& energy_log2);
 
 // Indices [first, keys.size()) by falling key, equal keys in ascending order. Linear time.
 std::vector<uint32_t> OrderByImportance(const std::vector<double>& keys, uint32_t first);
+
+// The first `count` of that order, sorted only at its end: tokens[0, sorted_from) are the most important of them in any
+// order, and from there on they follow each other as in OrderByImportance. Linear time, several times faster.
+struct Selection {
+  std::vector<uint32_t> tokens;
+  size_t sorted_from = 0;
+};
+// REQUIRES: count <= keys.size() - first.
+Selection SelectMostImportant(const std::vector<double>& keys, uint32_t first, size_t count);
 
 }  // namespace spectrumkv

@@ -40,6 +40,7 @@ Ladder LadderOf(const Policy& policy) {
       if (Has(policy.tiers, Tier::kRaw)) ladder.push_back(Rung{});
       return ladder;
     }
+    case Allocator::kOptimal:
     case Allocator::kGreedy:
     case Allocator::kSinkProtect:
     case Allocator::kBalanced:

@@ -19,6 +19,7 @@
 namespace spectrumkv {
 
 enum class Allocator {
+  kOptimal,
   kGreedy,
   kSinkProtect,
   kBalanced,
@@ -29,7 +30,7 @@ enum class Allocator {
   kSlidingWindowSink,
   kRaw
 };
-enum class ImportanceSource { kScores, kPosition, kKeyNorm };
+enum class ImportanceSource { kScores, kPosition, kKeyNorm, kNone };
 
 // "GREEDY", ...; and back (InvalidArgument names the value).
 const char* AllocatorName(Allocator allocator);
@@ -42,6 +43,15 @@ absl::StatusOr<Tier> ParseTier(const std::string& name);
 constexpr double kMaxBudget = 10;
 // What auto_target_seconds may be at most. What takes longer is no transfer that somebody waits for.
 constexpr double kMaxTargetSeconds = 3600;
+
+// How a model takes errors, for OPTIMAL. What is empty or left alone suits every model.
+struct ModelProfile {
+  double k_weight = 3.4;             // of an error in K against one in V; in [0.001, 1000]
+  std::vector<float> layer_weights;  // [layers] of an error in each layer; in [0.001, 1000]; empty: all 1
+  // [layers] how much of what the budget has to spare goes to each layer, for each of its raw bytes; in [0.001,
+  // 1000]; empty: all 1. So a layer can be planned before the later ones exist.
+  std::vector<float> layer_budgets;
+};
 
 // Resolved policy: no "default" left in it.
 struct Policy {
@@ -65,13 +75,14 @@ struct Policy {
   uint32_t sinks = 4;
   bool strict_budget = false;
   bool payload_only = false;
+  ModelProfile profile;
 };
 
 // Finite budget in range, tiers not empty and unique, scores finite and non-negative and of the right length (given
 // at all where they are the source of importance), lambda finite and >= 0, an 8-bit tier for TWO_TIER; where the budget
 // is to be chosen, a target and a least budget in range, no payload_only and an allocator that is BudgetDecides.
-// InvalidArgument otherwise, with reasons INVALID_BUDGET, INVALID_TIERS, INVALID_SCORES, INVALID_DECAY, INVALID_POLICY;
-// the message names field, value and limit. UNIFORM and RAW use their tier whether or not `tiers` lists it.
+// InvalidArgument otherwise, with reasons INVALID_BUDGET, INVALID_TIERS, INVALID_SCORES, INVALID_DECAY, INVALID_POLICY,
+// INVALID_PROFILE; the message names field, value and limit. UNIFORM and RAW use their tier whether or not `tiers` lists it.
 absl::Status CheckPolicy(const Policy& policy, uint32_t tokens, uint32_t layers);
 
 // Does the budget alone decide how many bytes travel? Not where the allocator has one tier, or drops.
@@ -116,10 +127,12 @@ uint64_t KvBytesOf(const TransferShape& shape);
 ChunkDims DimsOf(const PlanLayer& layer, uint32_t tokens);
 
 // What the scan stage found in one layer, for kept tokens [0, kept_count); entries outside the planned chunks are not
-// read. Empty vectors: no escapes, no key norms.
+// read. Empty vectors: no escapes, no key norms; all spreads alike.
 struct LayerScan {
   std::vector<TokenScan> k;
   std::vector<TokenScan> v;
+  std::vector<uint8_t> k_spread;  // Backend::Spread, that of K centred; read by OPTIMAL
+  std::vector<uint8_t> v_spread;
 };
 
 // A chunk with its tiers.

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "server/plan/emit.h"
 #include "server/plan/importance.h"
 #include "server/plan/ladder.h"
+#include "server/plan/optimal.h"
 #include "server/plan/plan.h"
 #include "server/plan/units.h"
 
@@ -19,6 +21,7 @@ namespace spectrumkv {
 namespace {
 
 constexpr uint32_t kDefaultSinks = 4;
+constexpr uint64_t kComparedCells = 1 << 16;
 constexpr uint64_t kMaxChunks = 1 << 22;  // 4 TiB of raw KV in chunks of 1 MiB
 
 absl::Status InvalidShape(const std::string& message) {
@@ -63,13 +66,17 @@ std::vector<TokenRange> RangesOf(const std::vector<uint32_t>& positions) {
   return ranges;
 }
 
-// Raw bytes that have a choice of tiers.
-uint64_t WeightOf(const std::vector<PlanLayer>& layers, const Unit& unit) {
-  uint64_t bytes = 0;
+// Raw bytes that have a choice of tiers, times the budgets of their layers.
+uint64_t WeightOf(const std::vector<PlanLayer>& layers, const Unit& unit, const Policy& policy) {
+  constexpr float kUnits = 1024;
+  uint64_t weight = 0;
   for (const uint32_t l : unit.layers) {
-    if (!layers[l].raw_only) bytes += KvBytes(DimsOf(layers[l], unit.tokens.count));
+    if (layers[l].raw_only) continue;
+    const uint64_t bytes = KvBytes(DimsOf(layers[l], unit.tokens.count));
+    const bool profiled = policy.allocator == Allocator::kOptimal && !policy.profile.layer_budgets.empty();
+    weight += profiled ? bytes * static_cast<uint64_t>(std::lround(kUnits * policy.profile.layer_budgets[l])) : bytes;
   }
-  return bytes;
+  return weight;
 }
 
 uint64_t Part(uint64_t amount, uint64_t weight, uint64_t of) {
@@ -130,13 +137,20 @@ struct Planner::State {
   CostRules rules() const { return {&ladder, pinned, policy.payload_only}; }
   bool per_layer() const {
     return policy.importance == ImportanceSource::kScores && policy.scores_per_layer &&
-           policy.allocator != Allocator::kRandom;
+           policy.allocator != Allocator::kRandom && policy.allocator != Allocator::kOptimal;
   }
-  Scores ScoresOf(const Unit& unit, uint32_t tokens) const {
-    if (per_layer()) return {policy.scores.data() + uint64_t{unit.layers[0]} * tokens, tokens, 0};
+  // Of the unit's layer `slot` where scores are per layer.
+  Scores ScoresOf(const Unit& unit, size_t slot, uint32_t tokens) const {
+    if (policy.importance == ImportanceSource::kScores && policy.scores_per_layer) {
+      return {policy.scores.data() + uint64_t{unit.layers[slot]} * tokens, tokens, 0};
+    }
     return {policy.scores.data(), static_cast<uint32_t>(std::min<uint64_t>(policy.scores.size(), tokens)), rest_score};
   }
 
+  // keys: of the first layer; weights: see OptimalInput.
+  Allocation AllocateOptimal(PricedUnit* priced, const std::vector<double>& keys,
+                             const std::vector<TokenWeights>& weights, uint64_t share, const TransferShape& shape,
+                             const std::vector<LayerScan>& scan) const;
   // REQUIRES: priced->least <= share.
   absl::StatusOr<Allocation> Allocate(PricedUnit* priced, uint64_t share, const TransferShape& shape,
                                       const std::vector<LayerScan>& scan) const;
@@ -145,13 +159,13 @@ struct Planner::State {
 namespace {
 
 std::vector<PricedUnit> Price(const TransferShape& shape, std::vector<Unit> units, const CostRules& rules,
-                              const std::vector<LayerScan>* scan) {
+                              const Policy& policy, const std::vector<LayerScan>* scan) {
   std::vector<PricedUnit> priced;
   priced.reserve(units.size());
   for (Unit& unit : units) {
     CostModel model(shape.layers, unit, rules, scan);
     const uint64_t least = Least(model.BytesByRung());
-    const uint64_t weight = WeightOf(shape.layers, unit);
+    const uint64_t weight = WeightOf(shape.layers, unit, policy);
     priced.push_back({std::move(unit), std::move(model), least, weight});
   }
   return priced;
@@ -179,7 +193,8 @@ absl::Status CheckBatch(const std::vector<uint32_t>& indices, const std::vector<
   }
   const uint32_t kept = shape.kept_count();
   for (const LayerScan& layer : scan) {
-    if ((!layer.k.empty() && layer.k.size() < kept) || (!layer.v.empty() && layer.v.size() < kept)) {
+    const size_t sizes[] = {layer.k.size(), layer.v.size(), layer.k_spread.size(), layer.v_spread.size()};
+    if (std::any_of(std::begin(sizes), std::end(sizes), [kept](size_t size) { return size != 0 && size < kept; })) {
       return InvalidBatch("the scan of a layer is shorter than the " + std::to_string(kept) + " kept tokens");
     }
   }
@@ -191,23 +206,57 @@ absl::Status CheckBatch(const std::vector<uint32_t>& indices, const std::vector<
 absl::StatusOr<Allocation> Planner::State::Allocate(PricedUnit* priced, uint64_t share, const TransferShape& shape,
                                                     const std::vector<LayerScan>& scan) const {
   const TokenRange tokens = priced->unit.tokens;
-  if (ladder.size() == 1) return AllocateGreedy(&priced->model, 1, {}, tokens.count, share);
+  if (ladder.size() == 1) return AllocateGreedy(&priced->model, 1, {}, 0, tokens.count, share);
   std::vector<double> energy;
   if (policy.importance == ImportanceSource::kKeyNorm && policy.allocator != Allocator::kRandom) {
     absl::StatusOr<std::vector<double>> mean = MeanEnergyLog2(shape.layers, priced->unit.layers, &scan, tokens);
     if (!mean.ok()) return mean.status();
     energy = *std::move(mean);
   }
-  const auto first = positions.begin() + tokens.first;
-  const std::vector<double> keys =
-      ImportanceKeys(policy, shape.token_count, std::vector<uint32_t>(first, first + tokens.count),
-                     ScoresOf(priced->unit, shape.token_count), energy);
+  const auto keys_of = [&](size_t slot) {
+    return ImportanceKeys(policy, shape.token_count, std::span(positions).subspan(tokens.first, tokens.count),
+                          ScoresOf(priced->unit, slot, shape.token_count), energy);
+  };
+  const std::vector<double> keys = keys_of(0);
   const uint32_t pinned_here = pinned > tokens.first ? std::min(pinned - tokens.first, tokens.count) : 0;
-  const std::vector<uint32_t> order = OrderByImportance(keys, pinned_here);
+  if (policy.allocator == Allocator::kOptimal) {
+    std::vector<TokenWeights> weights;
+    const bool logarithms = policy.importance != ImportanceSource::kScores || policy.decay_lambda != 0;
+    const bool by_layer = policy.importance == ImportanceSource::kScores && policy.scores_per_layer;
+    for (size_t slot = 0; slot < (by_layer ? priced->unit.layers.size() : 1); ++slot) {
+      weights.push_back(WeightsOfKeys(slot == 0 ? keys : keys_of(slot), logarithms, pinned_here));
+    }
+    return AllocateOptimal(priced, keys, weights, share, shape, scan);
+  }
   if (policy.allocator == Allocator::kBalanced) {
+    const std::vector<uint32_t> order = OrderByImportance(keys, pinned_here);
     return AllocateBalanced(&priced->model, ladder.size(), MiddleRung(policy, ladder), order, tokens.count, share);
   }
-  return AllocateGreedy(&priced->model, ladder.size(), order, tokens.count, share);
+  return AllocateGreedy(&priced->model, ladder.size(), keys, pinned_here, tokens.count, share);
+}
+
+Allocation Planner::State::AllocateOptimal(PricedUnit* priced, const std::vector<double>& keys,
+                                           const std::vector<TokenWeights>& weights, uint64_t share,
+                                           const TransferShape& shape, const std::vector<LayerScan>& scan) const {
+  const CostRules cost_rules = rules();
+  const OptimalPlan plan(
+      {&shape.layers, &priced->unit, &cost_rules, &policy.tiers, &policy.profile, &scan, &weights, share});
+  Allocation best;
+  const bool fits = plan.Allocate(&best);
+  if (fits && plan.cells() > kComparedCells) return best;
+  // What padding and whole cells cost shows in small transfers: there the ladder may have the better answer.
+  const uint32_t tokens = priced->unit.tokens.count;
+  const uint32_t pinned_here = pinned > priced->unit.tokens.first ? pinned - priced->unit.tokens.first : 0;
+  Allocation greedy = AllocateGreedy(&priced->model, ladder.size(), keys, std::min(pinned_here, tokens), tokens, share);
+  for (size_t slot = 0; slot < priced->unit.layers.size(); ++slot) {
+    const PlanLayer& layer = shape.layers[priced->unit.layers[slot]];
+    for (uint32_t t = 0; t < tokens; ++t) {
+      const Rung rung = layer.raw_only || t < pinned_here ? Rung{} : ladder[greedy.rungs[t]];
+      greedy.tier_maps.push_back(TierMapByte(rung.k, layer.has_v ? rung.v : Tier::kRaw));
+    }
+  }
+  greedy.rungs.clear();
+  return fits && plan.Distortion(best.tier_maps) <= plan.Distortion(greedy.tier_maps) ? best : greedy;
 }
 
 Planner::Planner() = default;
@@ -251,7 +300,7 @@ absl::StatusOr<Planner> Planner::Create(Policy policy, std::vector<PlanLayer> la
   Unit all{{0, shape.kept_count()}, std::vector<uint32_t>(shape.layers.size())};
   std::iota(all.layers.begin(), all.layers.end(), 0);
   state.rest_by_rung = CostModel(shape.layers, all, state.rules(), nullptr).BytesByRung();
-  state.weight_left = WeightOf(shape.layers, all);
+  state.weight_left = WeightOf(shape.layers, all, state.policy);
   state.least_bytes = Least(state.rest_by_rung);
   if (state.least_bytes > state.budget_left) {
     if (!state.policy.soft_budget) return BudgetTooSmall(state.policy.budget, state.least_bytes, state.kv_bytes);
@@ -304,7 +353,8 @@ absl::StatusOr<PlanBatch> Planner::Plan(const std::vector<uint32_t>& chunk_indic
     const std::vector<uint64_t> cost = CostModel(shape_.layers, unit, rules, nullptr).BytesByRung();
     for (size_t rung = 0; rung < rest.size(); ++rung) rest[rung] -= cost[rung];
   }
-  std::vector<PricedUnit> units = Price(shape_, SplitUnits(cuts_, chunk_indices, state.per_layer()), rules, &scan);
+  std::vector<PricedUnit> units =
+      Price(shape_, SplitUnits(cuts_, chunk_indices, state.per_layer()), rules, state.policy, &scan);
   const uint64_t reserved = Least(rest);  // for the chunks after this batch
   const uint64_t needed = SumOfLeast(units) + reserved;
   const bool whole = state.whole || chunk_indices.size() == cuts_.size();
@@ -359,7 +409,7 @@ TierTotals Planner::Withdraw(const std::vector<const PlannedChunk*>& chunks) {
   for (const Unit& unit : SplitUnits(cuts_, indices, /*per_layer=*/false)) {
     const std::vector<uint64_t> cost = CostModel(shape_.layers, unit, rules, nullptr).BytesByRung();
     for (size_t rung = 0; rung < cost.size(); ++rung) state.rest_by_rung[rung] += cost[rung];
-    state.weight_left += WeightOf(shape_.layers, unit);
+    state.weight_left += WeightOf(shape_.layers, unit, state.policy);
   }
   state.chunks_left += chunks.size();
   return totals;
@@ -374,7 +424,7 @@ double Planner::LeastBudget(const std::vector<LayerScan>& scan) const {
   std::vector<uint32_t> all(cuts_.size());
   std::iota(all.begin(), all.end(), 0);
   const std::vector<PricedUnit> units =
-      Price(shape_, SplitUnits(cuts_, all, state_->per_layer()), state_->rules(), &scan);
+      Price(shape_, SplitUnits(cuts_, all, state_->per_layer()), state_->rules(), state_->policy, &scan);
   // In a chunk of one token an escape may be cheaper than a centre: Create's own check counts too.
   return LeastBudgetFor(std::max(SumOfLeast(units), state_->least_bytes), state_->kv_bytes);
 }

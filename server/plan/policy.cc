@@ -9,15 +9,22 @@
 namespace spectrumkv {
 namespace {
 
+constexpr float kLeastProfileValue = 0.001f, kMostProfileValue = 1000;
+
 struct NamedAllocator {
   Allocator allocator;
   const char* name;
 };
 constexpr NamedAllocator kAllocators[] = {
-    {Allocator::kGreedy, "GREEDY"},     {Allocator::kSinkProtect, "SINK_PROTECT"},
-    {Allocator::kBalanced, "BALANCED"}, {Allocator::kTwoTier, "TWO_TIER"},
-    {Allocator::kUniform, "UNIFORM"},   {Allocator::kRandom, "RANDOM"},
-    {Allocator::kPdTrim, "PDTRIM"},     {Allocator::kSlidingWindowSink, "SLIDING_WINDOW_SINK"},
+    {Allocator::kOptimal, "OPTIMAL"},
+    {Allocator::kGreedy, "GREEDY"},
+    {Allocator::kSinkProtect, "SINK_PROTECT"},
+    {Allocator::kBalanced, "BALANCED"},
+    {Allocator::kTwoTier, "TWO_TIER"},
+    {Allocator::kUniform, "UNIFORM"},
+    {Allocator::kRandom, "RANDOM"},
+    {Allocator::kPdTrim, "PDTRIM"},
+    {Allocator::kSlidingWindowSink, "SLIDING_WINDOW_SINK"},
     {Allocator::kRaw, "RAW"},
 };
 
@@ -90,6 +97,28 @@ absl::Status CheckAutoBudget(const Policy& policy) {
                  {{"allocator", AllocatorName(policy.allocator)}});
 }
 
+absl::Status CheckLayerValues(const std::vector<float>& values, const std::string& name, uint32_t layers) {
+  if (!values.empty() && values.size() != layers) {
+    return Invalid("INVALID_PROFILE", "profile." + name + " has " + std::to_string(values.size()) +
+                                          " values, expected none or " + std::to_string(layers) + " (layers)");
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i] >= kLeastProfileValue && values[i] <= kMostProfileValue) continue;
+    return Invalid("INVALID_PROFILE", "profile." + name + "[" + std::to_string(i) + "] is " +
+                                          std::to_string(values[i]) + "; it must be in [0.001, 1000]");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckProfile(const ModelProfile& profile, uint32_t layers) {
+  if (!(profile.k_weight >= kLeastProfileValue && profile.k_weight <= kMostProfileValue)) {
+    return Invalid("INVALID_PROFILE",
+                   "profile.k_weight is " + std::to_string(profile.k_weight) + "; it must be in [0.001, 1000]");
+  }
+  absl::Status status = CheckLayerValues(profile.layer_weights, "layer_weights", layers);
+  return status.ok() ? CheckLayerValues(profile.layer_budgets, "layer_budgets", layers) : status;
+}
+
 }  // namespace
 
 bool BudgetDecides(Allocator allocator) {
@@ -122,6 +151,7 @@ const char* ImportanceSourceName(ImportanceSource source) {
     case ImportanceSource::kScores: return "SCORES";
     case ImportanceSource::kPosition: return "POSITION";
     case ImportanceSource::kKeyNorm: return "KEY_NORM";
+    case ImportanceSource::kNone: return "NONE";
   }
   return "?";
 }
@@ -146,6 +176,7 @@ absl::Status CheckPolicy(const Policy& policy, uint32_t tokens, uint32_t layers)
     return Invalid("INVALID_DECAY", "policy.importance.decay_lambda is " + std::to_string(policy.decay_lambda) +
                                         "; it must be finite and not negative");
   }
+  if (absl::Status status = CheckProfile(policy.profile, layers); !status.ok()) return status;
   return CheckScores(policy, tokens, layers);
 }
 

@@ -22,4 +22,10 @@ void ScanLayer(const Backend& backend, const ChunkDims& dims, const SourcePlane&
   if (v != nullptr) ScanPlane(backend, dims, *v, range.count, out->v.data() + range.first);
 }
 
+void SpreadChunk(const Backend& backend, const ChunkDims& dims, const SourcePlane& k, const SourcePlane* v,
+                 uint32_t first, uint32_t pinned, Workspace* workspace, LayerScan* out) {
+  backend.Spread(dims, k, true, pinned, workspace, out->k_spread.data() + first);
+  if (v != nullptr) backend.Spread(dims, *v, false, pinned, workspace, out->v_spread.data() + first);
+}
+
 }  // namespace spectrumkv

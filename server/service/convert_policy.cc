@@ -23,6 +23,7 @@ absl::StatusOr<Allocator> AllocatorFromProto(v1::Allocator allocator) {
     case v1::ALLOCATOR_PDTRIM: return Allocator::kPdTrim;
     case v1::ALLOCATOR_SLIDING_WINDOW_SINK: return Allocator::kSlidingWindowSink;
     case v1::ALLOCATOR_RAW: return Allocator::kRaw;
+    case v1::ALLOCATOR_OPTIMAL: return Allocator::kOptimal;
     default:
       return Unsupported("UNKNOWN_ALLOCATOR", "policy.allocator",
                          "is " + std::to_string(static_cast<int>(allocator)) + ", no allocator of this version");
@@ -60,11 +61,14 @@ absl::Status SetImportance(const v1::Importance& proto, Policy* policy) {
   if (proto.has_sinks()) policy->sinks = proto.sinks();
   switch (proto.source()) {
     case v1::IMPORTANCE_SOURCE_UNSPECIFIED:
-      policy->importance = policy->scores.empty() ? ImportanceSource::kPosition : ImportanceSource::kScores;
+      policy->importance = !policy->scores.empty()                    ? ImportanceSource::kScores
+                           : policy->allocator == Allocator::kOptimal ? ImportanceSource::kNone
+                                                                      : ImportanceSource::kPosition;
       return absl::OkStatus();
     case v1::IMPORTANCE_SOURCE_SCORES: policy->importance = ImportanceSource::kScores; return absl::OkStatus();
     case v1::IMPORTANCE_SOURCE_POSITION: policy->importance = ImportanceSource::kPosition; return absl::OkStatus();
     case v1::IMPORTANCE_SOURCE_KEY_NORM: policy->importance = ImportanceSource::kKeyNorm; return absl::OkStatus();
+    case v1::IMPORTANCE_SOURCE_NONE: policy->importance = ImportanceSource::kNone; return absl::OkStatus();
     default:
       return Invalid("INVALID_POLICY", "policy.importance.source",
                      "is " + std::to_string(static_cast<int>(proto.source())) + ", no importance source");

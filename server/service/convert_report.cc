@@ -15,6 +15,7 @@ v1::Allocator AllocatorToProto(Allocator allocator) {
     case Allocator::kPdTrim: return v1::ALLOCATOR_PDTRIM;
     case Allocator::kSlidingWindowSink: return v1::ALLOCATOR_SLIDING_WINDOW_SINK;
     case Allocator::kRaw: return v1::ALLOCATOR_RAW;
+    case Allocator::kOptimal: return v1::ALLOCATOR_OPTIMAL;
   }
   return v1::ALLOCATOR_UNSPECIFIED;
 }
@@ -42,6 +43,7 @@ v1::ImportanceSource ImportanceToProto(ImportanceSource source) {
     case ImportanceSource::kScores: return v1::IMPORTANCE_SOURCE_SCORES;
     case ImportanceSource::kPosition: return v1::IMPORTANCE_SOURCE_POSITION;
     case ImportanceSource::kKeyNorm: return v1::IMPORTANCE_SOURCE_KEY_NORM;
+    case ImportanceSource::kNone: return v1::IMPORTANCE_SOURCE_NONE;
   }
   return v1::IMPORTANCE_SOURCE_UNSPECIFIED;
 }

@@ -1,12 +1,12 @@
 #include "server/service/plan_call.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <numeric>
 #include <utility>
 #include <vector>
 
+#include "server/plan/distortion.h"
 #include "server/plan/ladder.h"
 #include "server/scan/scan.h"
 #include "server/transfer/predict.h"
@@ -15,23 +15,24 @@
 namespace spectrumkv {
 namespace {
 
-// Relative squared error of each tier, by id, as measured on keys and values of real models with head_dim 64. A table:
-// other head dims and unusual distributions differ.
-constexpr std::array<double, kTierCount> kTierError = {0, 5e-5, .0095, .036, .13, .012, 4e-5};
-
-// Every token of every layer.
+// Every token of every layer. spreads: samples them too, with the first `pinned` tokens RAW.
 std::vector<LayerScan> ScanAll(const Backend& backend, const BlockHold& hold, const std::vector<PlanLayer>& layers,
-                               const std::vector<LayerPlace>& places) {
+                               const std::vector<LayerPlace>& places, bool spreads, uint32_t pinned) {
   const uint32_t tokens = hold.token_count();
   std::vector<LayerScan> scans(layers.size());
   std::vector<uint8_t*> k_rows, v_rows;
+  Workspace workspace;
   for (size_t i = 0; i < layers.size(); ++i) {
     const PlanLayer& layer = layers[i];
     const LayerSchema& schema = hold.schema().groups[places[i].group].layers[places[i].layer_slot];
     scans[i].k.resize(tokens);
     if (layer.has_v) scans[i].v.resize(tokens);
-    for (uint32_t first = 0; first < tokens; first += kMaxChunkTokens) {
-      const uint32_t count = std::min(kMaxChunkTokens, tokens - first);
+    if (spreads) scans[i].k_spread.resize(tokens);
+    if (spreads && layer.has_v) scans[i].v_spread.resize(tokens);
+    // By chunks: what is sampled is measured around the means of their runs.
+    const uint32_t step = TokensPerChunk(layer.heads, layer.head_dim, layer.dtype, layer.has_v);
+    for (uint32_t first = 0; first < tokens; first += step) {
+      const uint32_t count = std::min(step, tokens - first);
       const auto plane_of = [&](PlaneId plane, const TensorSchema& tensor, std::vector<uint8_t*>* rows) {
         rows->resize(count);
         hold.FillRows(places[i].group, places[i].layer_slot, plane, first, count, rows->data());
@@ -42,6 +43,10 @@ std::vector<LayerScan> ScanAll(const Backend& backend, const BlockHold& hold, co
       SourcePlane v;
       if (layer.has_v) v = plane_of(PlaneId::kV, *schema.v, &v_rows);
       ScanLayer(backend, DimsOf(layer, count), k, layer.has_v ? &v : nullptr, {first, count}, &scans[i]);
+      if (!spreads) continue;
+      const uint32_t pinned_here = pinned > first ? std::min(pinned - first, count) : 0;
+      SpreadChunk(backend, DimsOf(layer, count), k, layer.has_v ? &v : nullptr, first, pinned_here, &workspace,
+                  &scans[i]);
     }
   }
   return scans;
@@ -58,14 +63,14 @@ std::vector<TokenScan> Compact(const std::vector<TokenScan>& all, const std::vec
 
 // Of one plane of one chunk, weighed by the energy of its tokens.
 void AddDistortion(const std::vector<TokenScan>& scan, uint32_t first, const std::vector<uint8_t>& tier_map, bool is_k,
-                   double* error, double* energy) {
+                   uint32_t head_dim, double* error, double* energy) {
   for (uint32_t t = 0; t < tier_map.size(); ++t) {
     const uint8_t log2_energy = first + t < scan.size() ? scan[first + t].energy_log2 : 128;
     if (log2_energy == 0) continue;
     const double e = std::exp2((static_cast<double>(log2_energy) - 128) / 4);
     const Tier tier = is_k ? TierOfK(tier_map[t]) : TierOfV(tier_map[t]);
     *energy += e;
-    *error += e * kTierError[static_cast<size_t>(tier)];
+    *error += e * TierError(tier, head_dim);
   }
 }
 
@@ -73,9 +78,11 @@ double PredictDistortion(const TransferShape& shape, const PlanBatch& batch, con
   double error = 0, energy = 0;
   for (const PlannedChunk& chunk : batch.chunks) {
     const uint32_t layer = chunk.cut.layer_index;
-    AddDistortion(scan[layer].k, chunk.cut.token_first, chunk.tier_map, true, &error, &energy);
+    AddDistortion(scan[layer].k, chunk.cut.token_first, chunk.tier_map, true, shape.layers[layer].head_dim, &error,
+                  &energy);
     if (shape.layers[layer].has_v) {
-      AddDistortion(scan[layer].v, chunk.cut.token_first, chunk.tier_map, false, &error, &energy);
+      AddDistortion(scan[layer].v, chunk.cut.token_first, chunk.tier_map, false, shape.layers[layer].head_dim, &error,
+                    &energy);
     }
   }
   return energy > 0 ? error / energy : 0;
@@ -190,7 +197,8 @@ absl::Status PlanNow(const ServiceContext& context, const v1::PlanRequest& reque
     BudgetChoiceToProto(choice, response->mutable_budget_choice());
   }
 
-  const std::vector<LayerScan> all = ScanAll(*context.backend, **hold, layers, places);
+  const std::vector<LayerScan> all =
+      ScanAll(*context.backend, **hold, layers, places, policy->allocator == Allocator::kOptimal, policy->sinks);
   status = (*hold)->Health();
   if (!status.ok()) return status;
   // As a sender does: the scan chooses tokens only where their key norms decide, or TWO_TIER must pay for escapes.
@@ -200,7 +208,9 @@ absl::Status PlanNow(const ServiceContext& context, const v1::PlanRequest& reque
   if (!planner.ok()) return planner.status();
   const TransferShape& shape = planner->shape();
   std::vector<LayerScan> scan;
-  for (const LayerScan& layer : all) scan.push_back({Compact(layer.k, shape.kept), Compact(layer.v, shape.kept)});
+  for (const LayerScan& layer : all) {  // where there are spreads all tokens are kept
+    scan.push_back({Compact(layer.k, shape.kept), Compact(layer.v, shape.kept), layer.k_spread, layer.v_spread});
+  }
   response->set_least_budget(planner->LeastBudget(scan));
 
   std::vector<uint32_t> chunks(planner->cuts().size());

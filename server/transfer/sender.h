@@ -58,8 +58,9 @@ class SenderTransfer final : public Transfer {
   void ScanBatch(std::shared_ptr<std::vector<uint32_t>> batch);
   void PlanBatchNow(const std::vector<uint32_t>& batch);
   void OnPlanned(const std::vector<uint32_t>& batch, absl::StatusOr<PlanBatch> plan);
-  bool NeedsScan() const { return scans_; }
+  bool NeedsScan() const { return scans_ || samples_; }
   void MakeRoomForScan();
+  void ScanOne(const ChunkCut& cut);
   // A chunk was found to have escapes that nobody had looked for: what is not sent yet is scanned and planned again, once
   // no encoder reads the old plan.
   void PlanAgainWhenStill();
@@ -120,6 +121,7 @@ class SenderTransfer final : public Transfer {
   // Looks at all values before it plans: where importance or a strict bound needs it, or escapes have turned up. Else the
   // encoder, which sees every value anyway, is the first to read the source.
   bool scans_ = false;
+  bool samples_ = false;  // OPTIMAL: reads a sample of the values
   bool plan_again_ = false;
   bool planning_ = false;
   std::vector<ChunkState> chunk_state_;

@@ -37,6 +37,7 @@ absl::StatusOr<std::shared_ptr<SenderTransfer>> SenderTransfer::Create(TransferS
   // So does TWO_TIER that drops: it must know the escapes it has to pay for.
   const bool by_escapes = policy.allocator == Allocator::kTwoTier && policy.allow_drop && !transfer->layerwise_;
   transfer->scans_ = ScansFirst(policy, transfer->layerwise_);
+  transfer->samples_ = policy.allocator == Allocator::kOptimal;
   if (by_key_norm || by_escapes) {
     if (transfer->layerwise_) {
       return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_POLICY",
@@ -91,9 +92,18 @@ void SenderTransfer::MakeRoomForScan() {
   scan_.resize(layers_.size());
   const uint32_t kept = planner_->shape().kept_count();
   for (size_t i = 0; i < scan_.size(); ++i) {
-    scan_[i].k.resize(kept);
-    if (layers_[i].has_v) scan_[i].v.resize(kept);
+    if (scans_) scan_[i].k.resize(kept);
+    if (scans_ && layers_[i].has_v) scan_[i].v.resize(kept);
+    if (samples_) scan_[i].k_spread.resize(kept);
+    if (samples_ && layers_[i].has_v) scan_[i].v_spread.resize(kept);
   }
+}
+
+void SenderTransfer::ScanOne(const ChunkCut& cut) {
+  if (layers_[cut.layer_index].raw_only && !scans_) return;
+  EncodeScratch* scratch = &ThreadEncodeScratch();
+  if (scans_) ScanChunk(*parts().backend, encode_source_, cut, scratch, &scan_[cut.layer_index]);
+  if (samples_) SampleChunk(*parts().backend, encode_source_, cut, policy_.sinks, scratch, &scan_[cut.layer_index]);
 }
 
 void SenderTransfer::PlanAgainWhenStill() {
@@ -221,7 +231,7 @@ void SenderTransfer::ScanBatch(std::shared_ptr<std::vector<uint32_t>> batch) {
         const size_t i = work->next.fetch_add(1);
         if (i >= batch->size()) break;
         const ChunkCut& cut = planner_->cuts()[(*batch)[i]];
-        ScanChunk(*parts().backend, encode_source_, cut, &ThreadEncodeScratch(), &scan_[cut.layer_index]);
+        ScanOne(cut);
       }
       if (work->workers.fetch_sub(1) == 1 && entered) {
         AddStage(Stage::kScan, static_cast<double>(NowNs() - work->begin_ns) * 1e-9);

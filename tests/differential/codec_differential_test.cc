@@ -173,8 +173,16 @@ class CodecDifferentialTest : public ::testing::TestWithParam<uint32_t> {
     ExpectRawFramed(dims, k, v, *ScalarBackend());
     std::vector<TokenScan> expected_scan(dims.tokens), scan(dims.tokens);
     ScalarBackend()->Scan(dims, k.source(), expected_scan.data());
+    Workspace workspace;
+    std::vector<uint8_t> expected_spread(dims.tokens), spread(dims.tokens);
     for (const Backend* backend : others) {
       SCOPED_TRACE(backend->name());
+      for (const bool centred : {false, true}) {
+        const uint32_t skip = static_cast<uint32_t>(Random(4));
+        ScalarBackend()->Spread(dims, k.source(), centred, skip, &workspace, expected_spread.data());
+        backend->Spread(dims, k.source(), centred, skip, &workspace, spread.data());
+        ASSERT_EQ(spread, expected_spread) << "skip " << skip;
+      }
       // Exactly the room needed, and twice: equal bytes.
       for (int round = 0; round < 2; ++round) {
         ExpectSameEncoding(Encode(*backend, dims, k, v, tiers, expected.chunk.size()), expected);

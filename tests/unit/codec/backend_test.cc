@@ -87,6 +87,11 @@ uint32_t WrongEncode(const CellsIn& cells, Tier tier, const Centres& centres, ui
   if (tier == kBroken) codes[0] ^= 1;
   return magnitude;
 }
+void WrongSpread(const CellsIn& cells, const float* means, float* sums) {
+  ScalarCellOps().spread(cells, means, sums);
+  sums[cells.tokens - 1] *= 2;
+}
+
 template <Tier kBroken>
 void WrongDecode(const CellsOut& cells, Tier tier, const Centres& centres, const uint8_t* scales,
                  const uint8_t* codes) {
@@ -123,6 +128,10 @@ TEST(SelfTestTest, CatchesABrokenBackend) {
     EXPECT_FALSE(SelfTest(TableBackend(ops, true), &detail));
     EXPECT_NE(detail.find("Scan"), std::string::npos) << detail;
   }
+  ops = ScalarCellOps();
+  ops.spread = WrongSpread;
+  EXPECT_FALSE(SelfTest(TableBackend(ops, true), &detail));
+  EXPECT_NE(detail.find("Spread"), std::string::npos) << detail;
   ops = ScalarCellOps();
   ops.copy = WrongCopy;
   EXPECT_FALSE(SelfTest(TableBackend(ops, true), &detail));

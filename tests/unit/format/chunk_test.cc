@@ -11,6 +11,30 @@
 namespace spectrumkv {
 namespace {
 
+TEST(CountTiers, AddsUpNibbles) {
+  uint32_t state = 1;
+  for (const uint32_t tokens : {1u, 2u, 127u, 128u, 129u, 255u, 256u, 257u, 4096u}) {
+    for (const uint32_t distinct : {1u, 2u, 3u, 4u, 49u, 256u}) {  // 256: nibbles that are no tier too
+      std::vector<uint8_t> map(tokens);
+      for (uint8_t& byte : map) {
+        state = state * 1664525 + 1013904223;
+        const uint32_t pick = (state >> 16) % distinct;
+        byte = static_cast<uint8_t>(distinct == 256 ? pick : pick % 7 | pick / 7 << 4);
+      }
+      for (const bool has_v : {false, true}) {
+        TierCounts want;
+        for (const uint8_t byte : map) {
+          if ((byte & 15) < kTierCount) ++want.k[byte & 15];
+          if (has_v && byte >> 4 < kTierCount) ++want.v[byte >> 4];
+        }
+        const TierCounts got = CountTiers(map.data(), tokens, has_v);
+        EXPECT_EQ(got.k, want.k) << tokens << " " << distinct;
+        EXPECT_EQ(got.v, want.v) << tokens << " " << distinct;
+      }
+    }
+  }
+}
+
 TEST(ChunkTest, RotationIsTheLargestPowerOfTwo) {
   EXPECT_EQ(RotationOf(8), 8u);
   EXPECT_EQ(RotationOf(64), 64u);

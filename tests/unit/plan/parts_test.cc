@@ -91,6 +91,37 @@ TEST(Importance, OrderIsAStableSort) {
   }
 }
 
+TEST(Importance, SelectionIsTheFrontOfTheOrder) {
+  std::mt19937_64 random(8);
+  for (int round = 0; round < 300; ++round) {
+    const uint32_t count = static_cast<uint32_t>(random() % (round % 3 == 0 ? 20000 : 600));
+    const uint32_t first = std::min(count, static_cast<uint32_t>(random() % 5));
+    std::vector<double> keys(count);
+    for (double& key : keys) {
+      switch (round % 5) {
+        case 0: key = static_cast<double>(random() % 5) - 2; break;
+        case 1: key = std::log(static_cast<double>(random() % 3)); break;  // -inf too
+        case 2: key = std::ldexp(static_cast<double>(random() >> 11), static_cast<int>(random() % 100) - 90); break;
+        case 3: key = static_cast<double>(random() % 1000 + 1000000); break;  // one narrow range
+        default: key = 0;
+      }
+    }
+    const std::vector<uint32_t> order = OrderByImportance(keys, first);
+    for (const size_t wanted : {size_t{0}, order.size() / 3, order.size() - order.size() / 7, order.size()}) {
+      Selection got = SelectMostImportant(keys, first, wanted);
+      ASSERT_EQ(got.tokens.size(), wanted) << round;
+      ASSERT_LE(got.sorted_from, wanted) << round;
+      std::vector<uint32_t> want(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(wanted));
+      ASSERT_TRUE(std::equal(got.tokens.begin() + static_cast<std::ptrdiff_t>(got.sorted_from), got.tokens.end(),
+                             want.begin() + static_cast<std::ptrdiff_t>(got.sorted_from)))
+          << round;
+      std::sort(got.tokens.begin(), got.tokens.end());
+      std::sort(want.begin(), want.end());
+      ASSERT_EQ(got.tokens, want) << round;
+    }
+  }
+}
+
 TEST(Importance, PositionFollowsTheFormula) {
   Policy policy;
   const std::vector<double> keys = ImportanceKeys(policy, 1000, Positions(1000), {}, {});

@@ -61,6 +61,8 @@ std::vector<LayerScan> KeptScan(const RandomCase& c, const std::vector<uint32_t>
     for (const uint32_t position : kept) {
       scan[l].k.push_back(c.scan[l].k[position]);
       if (!c.scan[l].v.empty()) scan[l].v.push_back(c.scan[l].v[position]);
+      if (!c.scan[l].k_spread.empty()) scan[l].k_spread.push_back(c.scan[l].k_spread[position]);
+      if (!c.scan[l].v_spread.empty()) scan[l].v_spread.push_back(c.scan[l].v_spread[position]);
     }
   }
   return scan;
@@ -180,7 +182,7 @@ TEST(Property, BatchesStayWithinTheBudget) {
   for (int i = 0; i < kCases; ++i) {
     RandomCase c = maker.Make({Allocator::kGreedy, Allocator::kSinkProtect, Allocator::kBalanced, Allocator::kTwoTier,
                                Allocator::kUniform, Allocator::kRandom, Allocator::kPdTrim,
-                               Allocator::kSlidingWindowSink, Allocator::kRaw});
+                               Allocator::kSlidingWindowSink, Allocator::kRaw, Allocator::kOptimal});
     c.policy.payload_only = false;
     SCOPED_TRACE(Describe(c, seed) + " case " + std::to_string(i));
     auto planner = Planner::Create(c.policy, c.layers, c.tokens, &c.scan);
@@ -233,7 +235,8 @@ TEST(Property, LeastBudgetIsTight) {
   int above_one = 0;
   for (int i = 0; i < kCases; ++i) {
     RandomCase c = maker.Make(
-        {Allocator::kGreedy, Allocator::kBalanced, Allocator::kUniform, Allocator::kRandom, Allocator::kRaw});
+        {Allocator::kGreedy, Allocator::kBalanced, Allocator::kUniform, Allocator::kRandom, Allocator::kRaw,
+         Allocator::kOptimal});
     SCOPED_TRACE(Describe(c, seed) + " case " + std::to_string(i));
     c.policy.budget = kMaxBudget;
     auto planner = Planner::Create(c.policy, c.layers, c.tokens);

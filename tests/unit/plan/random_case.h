@@ -87,6 +87,7 @@ class CaseMaker {
     p.decay_lambda = Pick<double>({0, 0, 0.03, 1.5});  // 0.01 would cancel POSITION's own decay
     p.importance =
         Pick<ImportanceSource>({ImportanceSource::kScores, ImportanceSource::kPosition, ImportanceSource::kKeyNorm});
+    if (p.allocator == Allocator::kOptimal && Chance(0.3)) p.importance = ImportanceSource::kNone;
     if (p.importance == ImportanceSource::kScores) {
       p.scores_per_layer = Chance(0.3);
       p.scores.resize(p.scores_per_layer ? c.tokens * c.layers.size() : c.tokens);
@@ -98,9 +99,25 @@ class CaseMaker {
       LayerScan scan;
       scan.k = MakePlane(c.tokens, escape_share);
       if (layer.has_v) scan.v = MakePlane(c.tokens, Chance(0.5) ? escape_share : 0);
+      if (p.allocator == Allocator::kOptimal) MakeSpreads(c.tokens, layer.has_v, &scan);
       c.scan.push_back(scan);
     }
+    if (p.allocator == Allocator::kOptimal && Chance(0.3)) {
+      p.profile.k_weight = Pick<double>({0.5, 1, 8});
+      for (std::vector<float>* values : {&p.profile.layer_weights, &p.profile.layer_budgets}) {
+        for (size_t l = 0; l < c.layers.size(); ++l) values->push_back(Pick<float>({0.25f, 1, 3}));
+      }
+    }
     return c;
+  }
+
+  void MakeSpreads(uint32_t tokens, bool has_v, LayerScan* scan) {
+    if (Chance(0.1)) return;  // a layer without any
+    const uint32_t middle = 40 + Below(150), width = Pick<uint32_t>({1, 10, 40});
+    for (uint32_t t = 0; t < tokens; ++t) {
+      scan->k_spread.push_back(static_cast<uint8_t>(Chance(0.02) ? Below(256) : middle + Below(width)));
+      if (has_v) scan->v_spread.push_back(static_cast<uint8_t>(Chance(0.02) ? 0 : middle + Below(width)));
+    }
   }
 
  private:

@@ -47,6 +47,7 @@ long double LogImportance(const RandomCase& c, uint32_t position, int layer) {
       if (used != 0) log_a = sum / used * std::log(2.0L) / 8;
       break;
     }
+    case ImportanceSource::kNone: break;
   }
   return log_a - p.decay_lambda * (n - j);
 }

@@ -39,6 +39,12 @@ class ByteBackend final : public Backend {
       out[t] = {static_cast<EscapeClass>(plane.rows[t][1]), plane.rows[t][0]};
     }
   }
+  void Spread(const ChunkDims& dims, const SourcePlane& plane, bool centred, uint32_t skip, Workspace*,
+              uint8_t* out) const override {
+    for (uint32_t t = 0; t < dims.tokens; ++t) {
+      out[t] = static_cast<uint8_t>(plane.rows[t][0] + (centred ? 1 : 0) + (t < skip ? 2 : 0));
+    }
+  }
   std::vector<uint32_t> calls() const { return calls_; }
 
  private:
@@ -128,6 +134,22 @@ TEST_F(Scan, ThreadsShareALayer) {
   for (std::thread& thread : threads) thread.join();
   ExpectRange(out_.k, {0, kTokens}, 251);
   ExpectRange(out_.v, {0, kTokens}, 241);
+}
+
+TEST_F(Scan, SpreadsLieAtTheChunksPlace) {
+  out_.k_spread.assign(kTokens, 9);
+  out_.v_spread.assign(kTokens, 9);
+  ChunkDims dims = dims_;
+  dims.tokens = 50;
+  const SourcePlane v = V(100);
+  Workspace workspace;
+  SpreadChunk(backend_, dims, K(100), &v, 100, 3, &workspace, &out_);
+  for (uint32_t t = 0; t < 300; ++t) {
+    const bool inside = t >= 100 && t < 150;
+    const uint32_t pinned = t < 103 ? 2 : 0;
+    ASSERT_EQ(out_.k_spread[t], inside ? t % 251 + 1 + pinned : 9) << t;
+    ASSERT_EQ(out_.v_spread[t], inside ? t % 241 + pinned : 9) << t;
+  }
 }
 
 }  // namespace

