@@ -133,18 +133,42 @@ def layer_wise(ends, layers, policy, pull):
 
 
 @pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
-@pytest.mark.parametrize("policy", ["raw", "greedy"])
+@pytest.mark.parametrize("policy", ["raw", "greedy", "optimal"])
 def test_layer_wise_source(policy, pull, source, target, prefill, decode, transfer_id):
     group = small_group(layers=range(6), head_dim=64, num_blocks=40)
     ends = Ends(source, target, prefill, decode, transfer_id, group, tokens=70)
     with ends.here.pool, ends.there.pool:
         greedy = skv.policy(allocator="GREEDY", budget=0.6, importance="POSITION", tiers=["RAW", "P8", "P4"])
-        report = layer_wise(ends, 6, skv.policy(**RAW) if policy == "raw" else greedy, pull)
+        optimal = skv.policy(allocator="OPTIMAL", budget=0.6)
+        report = layer_wise(ends, 6, {"raw": skv.policy(**RAW), "greedy": greedy, "optimal": optimal}[policy], pull)
         if policy == "raw":
             check(ends.there, [ends.kv])
         else:
             assert report.wire_bytes <= 0.6 * report.kv_bytes
             assert report.layers_ready == 6
+
+
+def test_optimal_sends_what_it_planned(source, target, prefill, decode, transfer_id):
+    """The dry run says the bytes that travel; a larger budget never has a larger error."""
+    group = small_group(layers=range(4), heads=3, head_dim=64, num_blocks=60)
+    ends = Ends(source, target, prefill, decode, transfer_id, group, tokens=200)
+    exact = ends.kv.view(np.float16).astype(np.float64)
+    with ends.here.pool, ends.there.pool:
+        before = np.inf
+        for budget in (0.2, 0.3, 0.5):
+            policy = skv.policy(allocator="OPTIMAL", budget=budget)
+            plan = source.plan(ends.here.pool, 200, ends.here.blocks[0], policy)
+            name = f"{transfer_id}-{budget}"
+            target.expect(name, pool=ends.there.pool, token_count=200, blocks=ends.there.blocks[0])
+            source.send(name, peer=decode.peer, pool=ends.here.pool, token_count=200,
+                        blocks=ends.here.blocks[0], policy=policy)  # fmt: skip
+            report = target.wait(name, timeout_s=60)
+            assert report.wire_bytes == plan.wire_bytes <= budget * report.kv_bytes
+            assert report.wire_bytes > 0.98 * budget * report.kv_bytes
+            landed = ends.there.pool.read_tokens(200, ends.there.blocks[0]).astype(np.float64)
+            error = ((landed - exact) ** 2).sum()
+            assert 0 < error < before
+            before = error
 
 
 def test_chunked_prefill_advances_by_tokens(source, target, prefill, decode, transfer_id):
