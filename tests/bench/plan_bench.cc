@@ -12,7 +12,7 @@
 #include "server/plan/plan.h"
 #include "tests/bench/bench_util.h"
 #ifdef SPECTRUMKV_BENCH_STREAM
-#include "server/stream/tune_allocator.h"
+#include "server/stream/tune_process.h"
 #endif
 
 namespace spectrumkv {
@@ -216,7 +216,7 @@ int RunPlanBench(int argc, char** argv) {
   flags.Add("--json", &json);
   if (!flags.Parse(argc, argv)) return 2;
 #ifdef SPECTRUMKV_BENCH_STREAM
-  TuneAllocator();  // as the daemon does
+  TuneProcess();  // as the daemon does
 #endif
   const uint64_t kv_bytes = uint64_t{kTokens} * kLayers * 8 * 128 * 2 * 2;
   const double copy_ms = MemcpyMs(kv_bytes);
