@@ -80,7 +80,7 @@ double TransportPerChunk(uint64_t chunk_bytes) {
   const auto send = [&](int chunks) {
     const uint64_t before = g_allocations.load();
     for (int i = 0; i < chunks; ++i) {
-      data->SendChunk(slots.TryAcquire(), chunk_bytes, [&sent](bool) { ++sent; });
+      data->SendChunk({slots.TryAcquire(), chunk_bytes, {}, nullptr}, [&sent](bool) { ++sent; });
       executor.RunAll();
     }
     return g_allocations.load() - before;
