@@ -5,10 +5,7 @@
 namespace spectrumkv {
 namespace {
 
-constexpr double kKiB = 1024;
-constexpr double kMiB = 1024 * kKiB;
-constexpr double kGiB = 1024 * kMiB;
-constexpr double kTiB = 1024 * kGiB;
+constexpr double kKiB = 1024, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB, kTiB = 1024 * kGiB;
 constexpr double kHourMs = 3600 * 1000;
 
 // The member of Config that a key sets.

@@ -1,4 +1,4 @@
-// Stage 5: one planned chunk from a source's blocks into a staging slot.
+// Stage 5: one planned chunk from a source's blocks into a staging slot, or framed where its words lie.
 #pragma once
 
 #include <cstdint>

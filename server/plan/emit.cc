@@ -114,7 +114,7 @@ uint64_t Emitter::Emit(const Unit& unit, const Allocation& allocation, const std
     size_t slots = 0;
     for (uint32_t tokens = 0; tokens < unit.tokens.count; ++slots) tokens += cuts_[indices_[first + slots]].token_count;
     const uint8_t* map = by_layer ? own_map : MapOf(layer).data();
-    own_map += unit.tokens.count;
+    if (by_layer) own_map += unit.tokens.count;
     if (by_layer) clean_.clear();
     const CleanLayer& clean = CleanOf(layer, first, slots, unit, map);
     const LayerScan* layer_scan = scan.empty() || layer.raw_only ? nullptr : &scan[l];

@@ -26,6 +26,7 @@ class PoolHold final : public BlockHold {
                        std::vector<uint64_t>* out) const override;
   bool has_generations() const override { return core_->generations() != nullptr; }
   absl::Status Health() const override { return exclusive_ ? core_->Health() : core_->MemoryHealth(); }
+  absl::Status LookAtMemory() const override { return core_->LookAtMemory(); }
   std::shared_ptr<const void> KeepMapped() const override { return core_->KeepMapped(); }
   void OnLost(std::function<void(absl::Status why)> lost) override { notice_->Set(std::move(lost)); }
 

@@ -2,7 +2,8 @@
 //
 // A worker registers a pool and keeps its lease alive. Transfers take BlockHolds: sources share blocks, a destination
 // has its blocks alone. A pool that is lost (lease expired, worker gone, unregistered with force, segment truncated)
-// tells its holds and is unmapped when the last hold is gone. All classes here are thread-safe unless said otherwise.
+// tells its holds and is unmapped when the last hold is gone (and what the network has on loan has come back). All
+// classes here are thread-safe unless said otherwise.
 #pragma once
 
 #include <cstdint>
@@ -61,6 +62,9 @@ class BlockHold {
   // Keeps the memory that FillRows gave addresses of mapped, also after the hold and its pool are gone: for bytes on loan
   // to the network. It keeps nothing else: blocks are free for others once the hold is gone.
   virtual std::shared_ptr<const void> KeepMapped() const = 0;
+
+  // As Health, but asks the files too: memory that only the network has read may be gone without anybody's notice.
+  virtual absl::Status LookAtMemory() const = 0;
 
   // `lost` is called at most once, from any thread, when the pool is lost (at once if it already is); it must return
   // quickly. Dropped with the hold.

@@ -143,6 +143,13 @@ absl::Status PoolCore::MemoryHealth() {
   return LostStatus("SEGMENT_FAILED");
 }
 
+absl::Status PoolCore::LookAtMemory() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (LookAtSegmentsLocked(std::nullopt)) return absl::OkStatus();
+  EndLaterLocked();
+  return LostStatus("SEGMENT_FAILED");
+}
+
 absl::Status PoolCore::Health() {
   absl::Status memory = MemoryHealth();
   if (!memory.ok() || !lost_.load()) return memory;

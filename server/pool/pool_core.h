@@ -68,6 +68,8 @@ class PoolCore : public std::enable_shared_from_this<PoolCore> {
   std::shared_ptr<const void> KeepMapped() const { return segments_; }
   // OK; SEGMENT_FAILED. A failure seen here first ends the pool, on the clock's thread.
   absl::Status MemoryHealth();
+  // Asks the files too.
+  absl::Status LookAtMemory();
   // Also POOL_LOST.
   absl::Status Health();
 

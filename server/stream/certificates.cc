@@ -70,9 +70,9 @@ PeerNames NamesOf(X509* certificate) {
     return names;
   }
   char common[256];
-  if (X509_NAME_get_text_by_NID(X509_get_subject_name(certificate), NID_commonName, common, sizeof(common)) > 0) {
-    names.dns.emplace_back(common);
-  }
+  const int bytes =
+      X509_NAME_get_text_by_NID(X509_get_subject_name(certificate), NID_commonName, common, sizeof(common));
+  if (bytes > 0) names.dns.emplace_back(common, std::min<size_t>(bytes, sizeof(common) - 1));  // a NUL is part of it
   return names;
 }
 
@@ -106,6 +106,8 @@ absl::StatusOr<std::shared_ptr<Certificates>> Certificates::Read(const PeerSecur
   ERR_clear_error();
   if (!pair) return Invalid(security.key_file, "is not the key of certificate " + security.cert_file);
   read->store_ = X509_STORE_new();
+  // As gRPC's own stores: an authority in the file is one, though another has signed it.
+  X509_STORE_set_flags(read->store_, X509_V_FLAG_PARTIAL_CHAIN | X509_V_FLAG_TRUSTED_FIRST);
   int authorities = 0;
   PemReader ca(files->ca);
   for (Certificate one = ca.Next(); one != nullptr; one = ca.Next(), ++authorities) {

@@ -42,7 +42,9 @@ class IdentityVerifier final : public grpc::experimental::ExternalCertificateVer
 std::string PathOf(int file) { return "/proc/self/fd/" + std::to_string(file); }
 
 absl::Status Rewrite(int file, const std::string& text) {
-  if (ftruncate(file, 0) == 0 && pwrite(file, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size())) {
+  // Never empty: whoever reads meanwhile finds the old or the new, or what cannot be read and is not taken.
+  const auto bytes = static_cast<ssize_t>(text.size());
+  if (pwrite(file, text.data(), text.size(), 0) == bytes && ftruncate(file, bytes) == 0) {
     return absl::OkStatus();
   }
   return MakeError(absl::StatusCode::kUnavailable, "TLS_MEMORY",

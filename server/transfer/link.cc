@@ -206,6 +206,7 @@ void Transfer::LinkBroke(absl::Status why) {
   SPECTRUMKV_LOG(kInfo, "transfer", "link broke", {"transfer", id()}, {"why", std::string(why.message())});
   OnLinkLost();
   DropLink(false);
+  if (terminal()) return;  // it knew better why
   if (!WorthRedialling(why)) return Fail(std::move(why));  // counted as the end of the transfer
   parts().metrics->CountError(ErrorStage(), why.ok() ? absl::StatusCode::kUnavailable : why.code());
   last_break_ = std::string(why.message());

@@ -110,9 +110,10 @@ absl::Status Parking::MakeRoomLocked(const std::string& host) {
                    {{"host", host}, {"waiting", waiting}, {"limit", absl::StrCat(max_parked_)}}, kRetryAfterMs);
 }
 
-// Those who wait matter more than news of those who do not: of this host, or where all is full, of anybody.
+// Those who wait matter more than news of those who do not: of this host, or, for a host that has nothing here and finds
+// all full, of anybody.
 bool Parking::ForgetOneThatEndedLocked(const std::string& host) {
-  const bool full = parked_.size() >= max_parked_;
+  const bool full = parked_.size() >= max_parked_ && of_host_.count(host) == 0;
   const auto it = std::find_if(parked_.begin(), parked_.end(), [&](const auto& entry) {
     return (full || entry.second.host == host) && entry.second.session->LastWords().has_value();
   });

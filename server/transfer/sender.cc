@@ -179,10 +179,12 @@ void SenderTransfer::OnReceipt(const ReceiptFrame& receipt) {
 }
 
 void SenderTransfer::OnCancelFrame(const CancelFrame& cancel) {
+  if (absl::Status memory = LookAtLent(); !memory.ok()) return Fail(std::move(memory));
   PeerEnded(cancel, "receiver");
 }
 
 void SenderTransfer::OnLinkLost() {
+  if (absl::Status memory = LookAtLent(); !memory.ok()) return Fail(std::move(memory));
   accepted_ = false;
   credits_ = 0;
   outstanding_.clear();
@@ -332,28 +334,16 @@ void SenderTransfer::HandToNetwork() {
     parts().metrics->CountChunk(MetricRole::kSender, kv_bytes, chunk.bytes);
     const int64_t begin_ns = NowNs();
     if (first_handed_ns_ == 0) first_handed_ns_ = begin_ns;
+    const bool lent = !chunk.lent.empty();
     link_.data[stream]->SendChunk(
         ToSend(std::move(chunk)),
-        [this, self = shared_from_this(), attempt = attempt_.load(), stream, begin_ns](bool sent) {
+        [this, self = shared_from_this(), attempt = attempt_.load(), stream, begin_ns, lent](bool sent) {
+          if (lent) lent_gate_.Leave();
           const double seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
           Dispatch([this, attempt, stream, sent, seconds] { OnSent(attempt, stream, sent, seconds); });
         });
     if (handed_ == chunk_state_.size()) Apply(Event::kDataComplete);
   }
-}
-
-OutgoingChunk SenderTransfer::ToSend(Encoded encoded) const {
-  OutgoingChunk chunk;
-  chunk.slot = std::move(*encoded.slot);
-  chunk.slot_bytes = encoded.bytes;
-  if (encoded.lent.empty()) return chunk;
-  chunk.mapped = source_->KeepMapped();
-  chunk.lent.reserve(encoded.lent.size());
-  for (const Piece& piece : encoded.lent) {
-    chunk.lent.push_back({piece.data, piece.size});
-    chunk.slot_bytes -= piece.size;
-  }
-  return chunk;
 }
 
 void SenderTransfer::OnSent(uint32_t attempt, uint32_t stream, bool sent, double seconds) {
@@ -362,27 +352,6 @@ void SenderTransfer::OnSent(uint32_t attempt, uint32_t stream, bool sent, double
   if (attempt != attempt_.load() || stream >= outstanding_.size()) return;
   --outstanding_[stream];
   Pump();
-}
-
-void SenderTransfer::StopWork() {
-  if (wants_slot_ && slot_wait_ != 0) parts().send_slots->Cancel(slot_wait_);
-  encoded_.clear();
-  ready_.clear();
-  NoteWait();
-  gate_.Close([self = shared_from_this(), this] { Post([this] { Settle(); }); });
-}
-
-void SenderTransfer::SayGoodbye() {
-  if (error_.ok()) return;
-  Tell(CancelFrame{state() == TransferState::kVerifying ? TransferState::kFailed : state(),
-                   static_cast<int32_t>(error_.code()), ReasonOf(error_), std::string(error_.message())});
-}
-
-void SenderTransfer::ReleaseAll() {
-  source_.reset();
-  planned_.clear();
-  planned_.shrink_to_fit();
-  scan_.clear();
 }
 
 }  // namespace spectrumkv

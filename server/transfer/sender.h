@@ -100,7 +100,10 @@ class SenderTransfer final : public Transfer {
     std::shared_ptr<Slot> slot;
     std::vector<Piece> lent;
   };
-  OutgoingChunk ToSend(Encoded encoded) const;
+  OutgoingChunk ToSend(Encoded encoded);
+  // SEGMENT_FAILED where blocks were lent to the network and their memory has gone: the true cause of what the link or
+  // the receiver reports.
+  absl::Status LookAtLent() const;
 
   std::unique_ptr<BlockHold> source_;
   const Policy policy_;
@@ -110,6 +113,14 @@ class SenderTransfer final : public Transfer {
   std::vector<LayerPlace> places_;
   std::vector<PlanLayer> layers_;
   EncodeSource encode_source_;
+
+  // Open while the network may read the source's blocks.
+  Gate lent_gate_;
+  bool lends_ = false;
+  bool settling_ = false;
+  TimerId lent_timer_ = 0;
+  void AwaitLent();
+  void SettleOnce();
 
   // Written set: tokens [0, written_tokens_[i]) of layer i. Guarded by advance_mutex_ with the scores.
   std::mutex advance_mutex_;

@@ -220,6 +220,50 @@ TEST_F(EngineTest, ASourceThatChangesOnItsWayIsRefusedByTheReceiver) {
   EXPECT_TRUE(Landed() == sent_);
 }
 
+// A network that holds on to the first chunk, for three seconds at most.
+struct StuckNetwork {
+  std::atomic<bool> stuck{false}, open{false};
+  Fault operator()(const FaultPoint& point) {
+    if (point.data && !stuck.exchange(true)) {
+      for (int i = 0; i < 3000 && !open; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return Fault{};
+  }
+};
+
+// A sender's end is told only when the network has given back what it had on loan of the blocks; or after a second.
+TEST_F(EngineTest, AnEndWaitsForWordsOnLoan) {
+  source_layout_.heads = target_layout_.heads = 8;
+  source_layout_.head_dim = target_layout_.head_dim = 128;
+  progress_timeout_ms_ = 6000;
+  Build();
+  Prepare();
+  for (const bool comes_back : {true, false}) {
+    const std::string id = comes_back ? "returns" : "stays";
+    const auto network = std::make_shared<StuckNetwork>();
+    network_->SetFaultHook([network](const FaultPoint& point) { return (*network)(point); });
+    ASSERT_TRUE(b_->manager().StartReceiver(Expect(id, Target())).ok());
+    SenderSpec spec = Send(id, Source(), Raw());
+    spec.layerwise = true;  // so that a cancel does not ask the receiver, who might have everything
+    ASSERT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
+    ASSERT_TRUE(a_->manager().Advance(id, 1, 80, {}).ok());
+    for (int i = 0; i < 2000 && !network->stuck; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_TRUE(network->stuck);
+    const auto answered = std::make_shared<std::atomic<bool>>(false);
+    a_->manager().Cancel(id, Role::kSender, [answered](absl::StatusOr<TransferReport>) { *answered = true; });
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    EXPECT_FALSE(*answered) << "the network may still read the blocks";
+    if (comes_back) network->open = true;
+    EXPECT_EQ(a_->Watch(id, Role::kSender)->WaitTerminal().state, TransferState::kCancelled);
+    for (int i = 0; i < 1000 && !*answered; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_TRUE(*answered);
+    EXPECT_EQ(network->open, comes_back);
+    network->open = true;
+    EXPECT_NE(b_->Watch(id, Role::kReceiver)->WaitTerminal().state, TransferState::kCommitted);
+    network_->SetFaultHook(nullptr);
+  }
+}
+
 TEST_F(EngineTest, ADuplicatedChunkIsWrittenOnce) {
   Build();
   Prepare();
