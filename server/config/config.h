@@ -75,7 +75,7 @@ struct Config {
     uint64_t max_deadline_ms = 600000;
     uint64_t progress_timeout_ms = 5000;
     uint64_t max_active = 1024;
-    uint64_t credits_per_transfer = 16;
+    uint64_t credits_per_transfer = 32;
     uint64_t terminal_memory_seconds = 300;
     uint64_t terminal_memory_count = 10000;
     uint64_t max_tokens = 4194304;
