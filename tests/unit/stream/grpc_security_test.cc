@@ -67,6 +67,16 @@ TEST_F(SecurityTest, PeersOfOneCaTalk) {
   EXPECT_TRUE(Dial(ca_.Issue("kv.example", "kv.example"), ca_.Issue("kv.example", "kv.example")).ok());
 }
 
+// An authority in ca_file is one, though the authority that signed it is not there.
+TEST_F(SecurityTest, AnIntermediateAuthorityAloneIsEnough) {
+  ca_.BecomeIntermediateOf(other_ca_);
+  const PeerSecurity server = ca_.Issue("spectrumkv"), client = ca_.Issue("spectrumkv");
+  ASSERT_TRUE(ca_.ok());
+  const absl::Status status = Dial(server, client);
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_FALSE(Dial(server, other_ca_.Issue("spectrumkv")).ok()) << "its own signer is not in the file";
+}
+
 TEST_F(SecurityTest, StrangersAreRefused) {
   const PeerSecurity server = ca_.Issue("spectrumkv");
   for (const absl::Status& mismatch : {Dial(server, PeerSecurity{}), Dial(PeerSecurity{}, ca_.Issue("spectrumkv"))}) {

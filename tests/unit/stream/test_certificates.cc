@@ -23,6 +23,13 @@ bool TestCa::Run(const std::string& command) {
   return std::system(("cd " + folder_ + " && " + command + " >log 2>&1").c_str()) == 0;
 }
 
+void TestCa::BecomeIntermediateOf(const TestCa& root) {
+  std::ofstream(folder_ + "/ca.ext") << "basicConstraints=critical,CA:TRUE\n";
+  ok_ = ok_ && Run("openssl req -new -key ca.key -subj /CN=intermediate -out ca.csr") &&
+        Run("openssl x509 -req -in ca.csr -CA " + root.folder_ + "/ca.pem -CAkey " + root.folder_ +
+            "/ca.key -CAcreateserial -days 2 -extfile ca.ext -out ca.pem");
+}
+
 PeerSecurity TestCa::Issue(const std::string& identity, const std::string& expected, int days) {
   const std::string name = "cert" + std::to_string(issued_++);
   std::ofstream(folder_ + "/" + name + ".ext") << "subjectAltName=DNS:" << identity << "\n";

@@ -17,6 +17,8 @@ class TestCa {
   bool ok() const { return ok_; }
   // mTLS with a certificate whose subject alternative name is `identity`; peers are expected to be `expected`.
   PeerSecurity Issue(const std::string& identity, const std::string& expected = "spectrumkv", int days = 2);
+  // Becomes an authority that `root` has signed: what it issues from then on names no authority but this one.
+  void BecomeIntermediateOf(const TestCa& root);
   std::string ca_file() const { return folder_ + "/ca.pem"; }
   const std::string& folder() const { return folder_; }
 

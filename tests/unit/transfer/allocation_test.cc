@@ -38,6 +38,8 @@ void* Allocate(std::size_t bytes, std::size_t alignment) {
 
 void* operator new(std::size_t bytes) { return Allocate(bytes, 1); }
 void* operator new[](std::size_t bytes) { return Allocate(bytes, 1); }
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return Allocate(bytes, 1); }
+void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept { return Allocate(bytes, 1); }
 void* operator new(std::size_t bytes, std::align_val_t at) { return Allocate(bytes, static_cast<std::size_t>(at)); }
 void* operator new[](std::size_t bytes, std::align_val_t at) { return Allocate(bytes, static_cast<std::size_t>(at)); }
 void operator delete(void* memory) noexcept { std::free(memory); }
