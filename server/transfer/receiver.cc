@@ -10,6 +10,9 @@
 namespace spectrumkv {
 namespace {
 
+// Chunks under way until the first layer is ready: more of them are of later layers and take time from it.
+constexpr uint32_t kFirstCredits = 16;
+
 DecodeScratch& ThreadScratch() {
   static thread_local DecodeScratch scratch;
   return scratch;
@@ -216,6 +219,11 @@ void ReceiverTransfer::Accept() {
     std::lock_guard<std::mutex> lock(slots_mutex_);
     accept.credits = static_cast<uint32_t>(free_slots_.size());
   }
+  credits_kept_ = 0;
+  if (coverage_->layers_ready() == 0 && accept.credits > kFirstCredits) {
+    credits_kept_ = accept.credits - kFirstCredits;
+    accept.credits = kFirstCredits;
+  }
   credits_owed_ = 0;
   receiving_.store(true, std::memory_order_release);
   Joined();
@@ -303,10 +311,14 @@ void ReceiverTransfer::ReturnSlot(std::shared_ptr<Slot> slot) {
   }
   slot->Release();
   // Withholding less than a quarter cannot stall: the rest is on its way here.
-  if (link_.joined && credits_owed_ >= std::max(1u, owned / 4)) {
-    Tell(CreditFrame{credits_owed_});
-    credits_owed_ = 0;
-  }
+  const uint32_t given = owned - std::min(owned, credits_kept_);
+  if (credits_owed_ >= std::max(1u, given / 4)) GiveCredits();
+}
+
+void ReceiverTransfer::GiveCredits() {
+  if (!link_.joined || credits_owed_ == 0) return;
+  Tell(CreditFrame{credits_owed_});
+  credits_owed_ = 0;
 }
 
 void ReceiverTransfer::OnDecoded(const Decoded& decoded) {
@@ -337,7 +349,11 @@ void ReceiverTransfer::OnDecoded(const Decoded& decoded) {
     }
     if (before == 0 && layers > 0) r.first_layer_ready_seconds = SecondsSinceStart();
   });
-  if (before == 0 && layers > 0) parts().metrics->ObserveFirstLayerReady(SecondsSinceStart());
+  if (before == 0 && layers > 0) {
+    parts().metrics->ObserveFirstLayerReady(SecondsSinceStart());
+    credits_owed_ += std::exchange(credits_kept_, 0);
+    GiveCredits();
+  }
   NotifyLayers(layers);
   if (coverage_->full()) Apply(Event::kDataComplete);
 }

@@ -52,6 +52,7 @@ class ReceiverTransfer final : public Transfer {
     double receive_seconds = 0, decode_seconds = 0;
   };
   void OnDecoded(const Decoded& decoded);
+  void GiveCredits();
   void ReturnSlot(std::shared_ptr<Slot> slot);
   ReceiverTimes Times();
   void Commit();
@@ -77,6 +78,7 @@ class ReceiverTransfer final : public Transfer {
   uint32_t chunks_held_ = 0;
   int64_t first_chunk_ns_ = 0, held_since_ns_ = 0, last_return_ns_ = 0, busy_ns_ = 0;
   uint32_t credits_owed_ = 0;  // strand
+  uint32_t credits_kept_ = 0;  // strand; of the first layer's time, see kFirstCredits
   int64_t slot_asked_ns_ = 0;  // strand
   double slot_seconds_ = 0;    // strand
   SlotPool::WaitId slot_wait_ = 0;
