@@ -1,5 +1,6 @@
 """The client library against real daemons. SPECTRUMKVD names the program to run."""
 
+import gc
 import os
 import pathlib
 import signal
@@ -134,6 +135,35 @@ def test_errors_carry_their_reason_and_values(prefill):
         with pytest.raises(skv.SpectrumKVError) as error:
             prefill.get_transfer("nobody")
         assert error.value.code == "NOT_FOUND" and error.value.reason == "UNKNOWN_TRANSFER"
+
+
+def test_no_call_is_left_for_the_end_of_the_program(pair):
+    """gRPC's calls take a lock when they are collected; in the interpreter's last collection nobody may give it back."""
+
+    def calls():
+        return sum("Rendezvous" in type(thing).__name__ for thing in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = calls()
+        with skv.Client(pair.prefill.addresses.worker_socket, timeout_s=20) as client:
+            with client.daemon_owned_pool([group()], model="m") as pool:
+                assert pool.wait_held(20)
+                assert calls() > before, "gRPC's calls have another name now: this test proves nothing"
+                try:
+                    pool.get([20])
+                except skv.SpectrumKVError as error:
+                    assert error.reason == "UNKNOWN_BLOCK"
+                client.expect("left", pool=pool, token_count=TOKENS, blocks=blocks_for(pool))
+                client.cancel("left")
+                try:
+                    client.wait("left", timeout_s=10)
+                except skv.TransferFailed as error:
+                    assert error.report.state == report_pb2.TRANSFER_STATE_CANCELLED
+            assert calls() == before
+    finally:
+        gc.enable()
 
 
 def test_cancel_before_the_other_half_comes(decode):

@@ -101,12 +101,20 @@ def rpc_errors() -> Iterator[None]:
     """What gRPC raises in the block becomes a SpectrumKVError; a call on a closed client is CANCELLED."""
     try:
         yield
+        return
     except grpc.RpcError as error:
-        raise error_from_rpc(error) from None
+        ours = error_from_rpc(error)
+        # gRPC raises the call itself, so that its traceback leads back to it: it would be left for a later collection. In
+        # the interpreter's last one it takes a lock that a stopped thread of gRPC's may hold: the program would not end.
+        error.__traceback__ = None
     except ValueError as error:
         if "Cannot invoke RPC" not in str(error):  # gRPC's words for a channel that was closed
             raise
-        raise SpectrumKVError("CANCELLED", "", "the client is closed") from None
+        ours = SpectrumKVError("CANCELLED", "", "the client is closed")
+    try:
+        raise ours
+    finally:
+        del ours  # its traceback leads to this frame
 
 
 def rpc(method: Callable[..., Any], request: Any, timeout_s: float | None) -> Any:

@@ -100,6 +100,7 @@ class HoldThread:
         finally:
             self._held.clear()
             over.set()
+            self._stream = None  # see rpc_errors: no call may be left when the program ends
 
     def _pings(self, ref: schema_pb2.PoolRef, over: threading.Event) -> Iterator[worker_service_pb2.HoldPoolRequest]:
         while not (self._stopped.is_set() or over.is_set()):
