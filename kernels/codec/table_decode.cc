@@ -6,6 +6,7 @@
 #include "kernels/codec/raw_words.h"
 #include "kernels/codec/read_cursors.h"
 #include "kernels/codec/table_backend.h"
+#include "kernels/codec/token_runs.h"
 
 namespace spectrumkv {
 namespace {
@@ -97,8 +98,7 @@ class ChunkReader {
       return;
     }
     for (uint32_t t = 0, run = 0; t < cells.tokens; t += run) {
-      run = 1;
-      while (t + run < cells.tokens && cells.rows[t + run] == cells.rows[t + run - 1] + token_bytes) ++run;
+      run = ContiguousTokens(cells.rows + t, cells.tokens - t, token_bytes);
       ops_.store(cells.rows[t], words + t * token_bytes, run * token_bytes);
     }
   }

@@ -5,6 +5,7 @@
 #include "kernels/codec/chunk_head.h"
 #include "kernels/codec/codec_math.h"
 #include "kernels/codec/table_backend.h"
+#include "kernels/codec/token_runs.h"
 #include "kernels/format/crc32c.h"
 
 namespace spectrumkv {
@@ -21,8 +22,7 @@ bool Contiguous(const ChunkDims& dims, const SourcePlane& plane) {
 // Tokens that follow each other in memory are one piece.
 void AppendPieces(const ChunkDims& dims, const SourcePlane& plane, size_t token_bytes, std::vector<Piece>* words) {
   for (uint32_t t = 0, run = 0; t < dims.tokens; t += run) {
-    run = 1;
-    while (t + run < dims.tokens && plane.rows[t + run] == plane.rows[t + run - 1] + token_bytes) ++run;
+    run = ContiguousTokens(plane.rows + t, dims.tokens - t, token_bytes);
     words->push_back({plane.rows[t], run * token_bytes});
   }
 }
@@ -33,14 +33,9 @@ uint32_t CheckPlane(const CellOps& ops, const ChunkDims& dims, const SourcePlane
   const uint32_t limit = EscapeLimitsOf(dims.dtype).nonfinite;
   const auto hot_tokens = static_cast<uint32_t>(std::max<size_t>(1, kHotBytes / token_bytes));
   for (uint32_t t = 0, count = 0; t < dims.tokens; t += count) {
-    count = 1;
-    while (count < hot_tokens && t + count < dims.tokens &&
-           plane.rows[t + count] == plane.rows[t + count - 1] + token_bytes) {
-      ++count;
-    }
+    count = ContiguousTokens(plane.rows + t, std::min(hot_tokens, dims.tokens - t), token_bytes);
     crc = Crc32c(crc, plane.rows[t], count * token_bytes);
-    const CellsIn cells{plane.rows + t, count,         0,         plane.head_stride_bytes,
-                        dims.heads,     dims.head_dim, dims.dtype};
+    const CellsIn cells{plane.rows + t, count, 0, plane.head_stride_bytes, dims.heads, dims.head_dim, dims.dtype};
     if (ops.magnitude(cells) >= limit) *nonfinite_values += CountNonFinite(cells);
   }
   return crc;

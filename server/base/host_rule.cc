@@ -7,6 +7,7 @@
 #include <charconv>
 #include <optional>
 
+#include "server/base/host_port.h"
 #include "server/base/identity.h"
 
 namespace spectrumkv {
@@ -18,8 +19,8 @@ struct Network {
   int bits = 128;
 };
 
-std::optional<Network> AddressOf(std::string text) {
-  if (text.size() > 1 && text.front() == '[' && text.back() == ']') text = text.substr(1, text.size() - 2);
+std::optional<Network> AddressOf(const std::string& host) {
+  const std::string text = WithoutBrackets(host);
   Network network;
   if (inet_pton(AF_INET6, text.c_str(), network.bytes.data()) == 1) return network;
   in_addr v4 = {};

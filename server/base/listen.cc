@@ -8,6 +8,7 @@
 #include <cstring>
 #include <system_error>
 
+#include "server/base/host_port.h"
 #include "server/base/status.h"
 
 namespace spectrumkv {
@@ -36,14 +37,12 @@ int TryToListen(const addrinfo& place) {
 }
 
 Cause Ask(const std::string& address) {
-  const size_t colon = address.rfind(':');
-  std::string host = address.substr(0, colon);
-  if (host.size() > 1 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  const HostPort place_of = SplitHostPort(address);
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  const int resolved = getaddrinfo(host.c_str(), address.substr(colon + 1).c_str(), &hints, &found);
+  const int resolved = getaddrinfo(place_of.host.c_str(), place_of.port.c_str(), &hints, &found);
   if (resolved == EAI_SYSTEM) return CauseOf(errno);
   if (resolved != 0) return {"NOT_RESOLVED", gai_strerror(resolved)};
   int error = 0;

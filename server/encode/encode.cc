@@ -68,6 +68,15 @@ SourcePlane SourcePlaneOf(const EncodeSource& source, const ChunkCut& cut, Plane
                      static_cast<int64_t>(tensor.dim_stride_bytes)};
 }
 
+SourcePlanes PlanesOf(const EncodeSource& source, const ChunkCut& cut, EncodeScratch* scratch) {
+  const PlanLayer& layer = source.shape->layers[cut.layer_index];
+  SourcePlanes planes;
+  planes.dims = DimsOf(layer, cut.token_count);
+  planes.k = SourcePlaneOf(source, cut, PlaneId::kK, &scratch->k_rows);
+  if (layer.has_v) planes.v = SourcePlaneOf(source, cut, PlaneId::kV, &scratch->v_rows);
+  return planes;
+}
+
 void FillKeptRows(const EncodeSource& source, uint32_t layer_index, PlaneId plane, uint32_t first, uint32_t count,
                   uint8_t** rows) {
   const LayerPlace& place = (*source.places)[layer_index];
@@ -96,18 +105,15 @@ absl::StatusOr<EncodeResult> EncodeChunk(const Backend& backend, const EncodeSou
   identity.layer = layer.layer;
   identity.token_first = cut.token_first;
   identity.head_first = static_cast<uint16_t>(group.head_first);
-  const SourcePlane k = SourcePlaneOf(source, cut, PlaneId::kK, &scratch->k_rows);
-  SourcePlane v;
-  if (layer.has_v) v = SourcePlaneOf(source, cut, PlaneId::kV, &scratch->v_rows);
-  const ChunkDims dims = DimsOf(layer, cut.token_count);
-  const SourcePlane* const values = layer.has_v ? &v : nullptr;
+  const SourcePlanes planes = PlanesOf(source, cut, scratch);
   EncodeResult result;
   if (!source.hold->has_generations() && IsRawThroughout(chunk)) {
-    result = backend.FrameRaw(dims, identity, k, values, out, lent);
+    result = backend.FrameRaw(planes.dims, identity, planes.k, planes.values(), out, lent);
   }
   if (result.chunk_bytes == 0) {
     lent->clear();
-    result = backend.Encode(dims, identity, k, values, chunk.tier_map.data(), &scratch->workspace, out, capacity);
+    result = backend.Encode(planes.dims, identity, planes.k, planes.values(), chunk.tier_map.data(),
+                            &scratch->workspace, out, capacity);
   }
   if (SourceWasWritten(source, cut, scratch)) return SourceChanged(cut, "changed");
   if (absl::Status health = source.hold->Health(); !health.ok()) return health;
@@ -125,31 +131,6 @@ bool SourceWasWritten(const EncodeSource& source, const ChunkCut& cut, EncodeScr
   if (!source.hold->has_generations()) return false;
   ReadGenerations(source, cut, &scratch->generations_after);
   return scratch->generations_after != scratch->generations_before;
-}
-
-void ScanChunk(const Backend& backend, const EncodeSource& source, const ChunkCut& cut, EncodeScratch* scratch,
-               LayerScan* scan) {
-  const PlanLayer& layer = source.shape->layers[cut.layer_index];
-  const ChunkDims dims = DimsOf(layer, cut.token_count);
-  backend.Scan(dims, SourcePlaneOf(source, cut, PlaneId::kK, &scratch->k_rows),
-               scan->k.data() + cut.token_first);
-  if (layer.has_v) {
-    backend.Scan(dims, SourcePlaneOf(source, cut, PlaneId::kV, &scratch->v_rows),
-                 scan->v.data() + cut.token_first);
-  }
-}
-
-void SampleChunk(const Backend& backend, const EncodeSource& source, const ChunkCut& cut, uint32_t pinned,
-                 EncodeScratch* scratch, LayerScan* scan) {
-  const PlanLayer& layer = source.shape->layers[cut.layer_index];
-  const ChunkDims dims = DimsOf(layer, cut.token_count);
-  const uint32_t pinned_here = pinned > cut.token_first ? std::min(pinned - cut.token_first, cut.token_count) : 0;
-  backend.Spread(dims, SourcePlaneOf(source, cut, PlaneId::kK, &scratch->k_rows), true, pinned_here,
-                 &scratch->workspace, scan->k_spread.data() + cut.token_first);
-  if (layer.has_v) {
-    backend.Spread(dims, SourcePlaneOf(source, cut, PlaneId::kV, &scratch->v_rows), false, pinned_here,
-                   &scratch->workspace, scan->v_spread.data() + cut.token_first);
-  }
 }
 
 }  // namespace spectrumkv

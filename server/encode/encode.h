@@ -38,6 +38,17 @@ EncodeScratch& ThreadEncodeScratch();
 // The source's plane of a chunk; the addresses lie in `rows`, which grows to the chunk's tokens.
 SourcePlane SourcePlaneOf(const EncodeSource& source, const ChunkCut& cut, PlaneId plane, std::vector<uint8_t*>* rows);
 
+// Both planes of a chunk, and its geometry.
+struct SourcePlanes {
+  ChunkDims dims;
+  SourcePlane k, v;
+  // Null where there is no V.
+  const SourcePlane* values() const { return dims.has_v ? &v : nullptr; }
+};
+
+// The addresses lie in `scratch`, until its next use.
+SourcePlanes PlanesOf(const EncodeSource& source, const ChunkCut& cut, EncodeScratch* scratch);
+
 // Addresses of kept tokens [first, first + count) of one plane.
 void FillKeptRows(const EncodeSource& source, uint32_t layer_index, PlaneId plane, uint32_t first, uint32_t count,
                   uint8_t** rows);
@@ -46,22 +57,15 @@ void FillKeptRows(const EncodeSource& source, uint32_t layer_index, PlaneId plan
 // while it was read, or the values are not those that were scanned), SEGMENT_FAILED; INTERNAL ENCODE_OVERFLOW. Where
 // escapes were not known, chunk_bytes other than the planned ones say that there are some: nothing to send.
 //
-// A chunk that is RAW throughout is not copied where the source's layout allows it: `lent` then says where its words lie
-// in the source's memory, to be sent after the first chunk_bytes - LentBytes(*lent) bytes of `out`. They must be sent as
-// they are now, or the receiver refuses them; a source with generations, which may be written to, is always copied.
+// A chunk that is RAW throughout is not copied where the source's layout allows it: `lent` then says where its words
+// lie in the source's memory, to be sent after the first chunk_bytes - LentBytes(*lent) bytes of `out`. They must be
+// sent as they are now, or the receiver refuses them; a source with generations, which may be written to, is always
+// copied.
 absl::StatusOr<EncodeResult> EncodeChunk(const Backend& backend, const EncodeSource& source, const PlannedChunk& chunk,
                                          uint64_t fence, EncodeScratch* scratch, uint8_t* out, uint64_t capacity,
                                          std::vector<Piece>* lent);
 
 // Did a source with generations change since scratch->generations_before was read, by the EncodeChunk of `cut`?
 bool SourceWasWritten(const EncodeSource& source, const ChunkCut& cut, EncodeScratch* scratch);
-
-// Fills `scan` for the tokens of `cut` (vectors already of kept_count()).
-void ScanChunk(const Backend& backend, const EncodeSource& source, const ChunkCut& cut, EncodeScratch* scratch,
-               LayerScan* scan);
-
-// The same of its spreads (vectors already of kept_count()). pinned: kept tokens [0, pinned) will be RAW.
-void SampleChunk(const Backend& backend, const EncodeSource& source, const ChunkCut& cut, uint32_t pinned,
-                 EncodeScratch* scratch, LayerScan* scan);
 
 }  // namespace spectrumkv

@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "server/base/host_port.h"
 #include "server/base/listen.h"
 #include "server/metrics/metrics.h"
 
@@ -69,12 +70,6 @@ std::string WithoutNames(const std::string& address) {
                                                               : address;
 }
 
-// "127.0.0.1:80" -> "127.0.0.1", "[::1]:80" -> "::1".
-std::string HostOf(const std::string& address) {
-  const std::string host = address.substr(0, address.rfind(':'));
-  return host.size() > 1 && host.front() == '[' ? host.substr(1, host.size() - 2) : host;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MetricsExposer>> MetricsExposer::Start(const std::string& address,
@@ -85,7 +80,7 @@ absl::StatusOr<std::unique_ptr<MetricsExposer>> MetricsExposer::Start(const std:
       "listening_ports", WithoutNames(address), "num_threads", "8", "request_timeout_ms", "1000"};
   try {
     return std::unique_ptr<MetricsExposer>(std::make_unique<HttpExposer>(
-        std::make_unique<prometheus::Exposer>(options), CollectableOf(metrics), HostOf(WithoutNames(address))));
+        std::make_unique<prometheus::Exposer>(options), CollectableOf(metrics), SplitHostPort(WithoutNames(address)).host));
   } catch (const std::exception&) {  // its words name no cause
     return ListenFailed("metrics.listen_address", WithoutNames(address));
   }

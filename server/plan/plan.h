@@ -85,6 +85,10 @@ struct Policy {
 // INVALID_PROFILE; the message names field, value and limit. UNIFORM and RAW use their tier whether or not `tiers` lists it.
 absl::Status CheckPolicy(const Policy& policy, uint32_t tokens, uint32_t layers);
 
+// Must the whole source be looked at to choose the tokens that travel? Key norms of those that may be dropped; escapes
+// that TWO_TIER has to pay for before it drops, unless the source is written layer by layer.
+bool ScanChooses(const Policy& policy, bool layerwise);
+
 // Does the budget alone decide how many bytes travel? Not where the allocator has one tier, or drops.
 bool BudgetDecides(Allocator allocator);
 

@@ -121,6 +121,12 @@ absl::Status CheckProfile(const ModelProfile& profile, uint32_t layers) {
 
 }  // namespace
 
+bool ScanChooses(const Policy& policy, bool layerwise) {
+  const bool by_key_norm = policy.importance == ImportanceSource::kKeyNorm && MayDrop(policy.allocator);
+  const bool by_escapes = policy.allocator == Allocator::kTwoTier && policy.allow_drop && !layerwise;
+  return by_key_norm || by_escapes;
+}
+
 bool BudgetDecides(Allocator allocator) {
   switch (allocator) {
     case Allocator::kTwoTier:

@@ -104,10 +104,10 @@ bool PoolCore::SegmentFailed() const {
 
 absl::Status PoolCore::LostStatus(const std::string& cause) const {
   const bool failed = cause == "SEGMENT_FAILED";
-  return MakeError(absl::StatusCode::kFailedPrecondition, failed ? "SEGMENT_FAILED" : "POOL_LOST",
-                   failed ? "a segment of pool " + id_ + " was truncated by its owner"
-                          : "pool " + id_ + " was lost: " + cause,
-                   {{"pool_id", id_}, {"cause", cause}});
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, failed ? "SEGMENT_FAILED" : "POOL_LOST",
+      failed ? "a segment of pool " + id_ + " was truncated by its owner" : "pool " + id_ + " was lost: " + cause,
+      {{"pool_id", id_}, {"cause", cause}});
 }
 
 absl::Status PoolCore::CheckUsableLocked(std::optional<uint32_t> only) {
@@ -116,6 +116,10 @@ absl::Status PoolCore::CheckUsableLocked(std::optional<uint32_t> only) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "POOL_CLOSING", "pool " + id_ + " is being unregistered",
                      {{"pool_id", id_}});
   }
+  return CheckSegmentsLocked(only);
+}
+
+absl::Status PoolCore::CheckSegmentsLocked(std::optional<uint32_t> only) {
   if (LookAtSegmentsLocked(only)) return absl::OkStatus();
   EndLaterLocked();
   return LostStatus("SEGMENT_FAILED");
@@ -145,9 +149,7 @@ absl::Status PoolCore::MemoryHealth() {
 
 absl::Status PoolCore::LookAtMemory() {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (LookAtSegmentsLocked(std::nullopt)) return absl::OkStatus();
-  EndLaterLocked();
-  return LostStatus("SEGMENT_FAILED");
+  return CheckSegmentsLocked(std::nullopt);
 }
 
 absl::Status PoolCore::Health() {

@@ -104,6 +104,8 @@ class PoolCore : public std::enable_shared_from_this<PoolCore> {
   // A flag of what was noticed; LookAtSegments asks the files.
   bool SegmentFailed() const;
   bool LookAtSegmentsLocked(std::optional<uint32_t> only);
+  // The same as a status; ends the pool where it is not OK.
+  absl::Status CheckSegmentsLocked(std::optional<uint32_t> only);
   // Ends the pool on the clock's thread: the caller may hold locks that the pool's listeners take.
   void EndLaterLocked();
   absl::Status LostStatus(const std::string& cause) const;

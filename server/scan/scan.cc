@@ -24,8 +24,9 @@ void ScanLayer(const Backend& backend, const ChunkDims& dims, const SourcePlane&
 
 void SpreadChunk(const Backend& backend, const ChunkDims& dims, const SourcePlane& k, const SourcePlane* v,
                  uint32_t first, uint32_t pinned, Workspace* workspace, LayerScan* out) {
-  backend.Spread(dims, k, true, pinned, workspace, out->k_spread.data() + first);
-  if (v != nullptr) backend.Spread(dims, *v, false, pinned, workspace, out->v_spread.data() + first);
+  const uint32_t pinned_here = pinned > first ? std::min(pinned - first, dims.tokens) : 0;
+  backend.Spread(dims, k, true, pinned_here, workspace, out->k_spread.data() + first);
+  if (v != nullptr) backend.Spread(dims, *v, false, pinned_here, workspace, out->v_spread.data() + first);
 }
 
 }  // namespace spectrumkv

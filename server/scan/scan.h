@@ -19,7 +19,7 @@ void ScanLayer(const Backend& backend, const ChunkDims& dims, const SourcePlane&
 // Samples the tokens of one chunk of one layer into out->k_spread and out->v_spread, at indices from `first` on.
 //   dims     of the chunk
 //   k, v     its planes. v REQUIRED exactly where dims.has_v
-//   pinned   tokens of the chunk, from its first, that will be RAW
+//   pinned   tokens of the layer, from its first, that will be RAW
 //   out      REQUIRES: k_spread sized beyond the chunk, v_spread too where dims.has_v
 // Thread-safe for disjoint ranges of one `out`.
 void SpreadChunk(const Backend& backend, const ChunkDims& dims, const SourcePlane& k, const SourcePlane* v,

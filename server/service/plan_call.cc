@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "server/plan/distortion.h"
-#include "server/plan/ladder.h"
 #include "server/scan/scan.h"
 #include "server/transfer/predict.h"
 #include "server/transfer/shape.h"
@@ -44,9 +43,7 @@ std::vector<LayerScan> ScanAll(const Backend& backend, const BlockHold& hold, co
       if (layer.has_v) v = plane_of(PlaneId::kV, *schema.v, &v_rows);
       ScanLayer(backend, DimsOf(layer, count), k, layer.has_v ? &v : nullptr, {first, count}, &scans[i]);
       if (!spreads) continue;
-      const uint32_t pinned_here = pinned > first ? std::min(pinned - first, count) : 0;
-      SpreadChunk(backend, DimsOf(layer, count), k, layer.has_v ? &v : nullptr, first, pinned_here, &workspace,
-                  &scans[i]);
+      SpreadChunk(backend, DimsOf(layer, count), k, layer.has_v ? &v : nullptr, first, pinned, &workspace, &scans[i]);
     }
   }
   return scans;
@@ -201,9 +198,8 @@ absl::Status PlanNow(const ServiceContext& context, const v1::PlanRequest& reque
       ScanAll(*context.backend, **hold, layers, places, policy->allocator == Allocator::kOptimal, policy->sinks);
   status = (*hold)->Health();
   if (!status.ok()) return status;
-  // As a sender does: the scan chooses tokens only where their key norms decide, or TWO_TIER must pay for escapes.
-  const bool scan_chooses = (policy->importance == ImportanceSource::kKeyNorm && MayDrop(policy->allocator)) ||
-                            (policy->allocator == Allocator::kTwoTier && policy->allow_drop);
+  // As a sender does.
+  const bool scan_chooses = ScanChooses(*policy, /*layerwise=*/false);
   auto planner = Planner::Create(*policy, layers, request.token_count(), scan_chooses ? &all : nullptr);
   if (!planner.ok()) return planner.status();
   const TransferShape& shape = planner->shape();

@@ -12,6 +12,8 @@
 #include <chrono>
 #include <memory>
 
+#include "server/base/host_port.h"
+
 namespace spectrumkv {
 namespace {
 
@@ -80,15 +82,13 @@ bool AnswersAsTls(const addrinfo& place, const std::string& hello, int64_t until
 }  // namespace
 
 bool SpeaksTls(const std::string& address, int64_t timeout_ms) {
-  const size_t colon = address.rfind(':');
-  if (colon == std::string::npos) return false;
-  std::string host = address.substr(0, colon);
-  if (host.size() > 1 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  const HostPort peer = SplitHostPort(address);
+  if (peer.port.empty()) return false;
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), address.substr(colon + 1).c_str(), &hints, &found) != 0) return false;
+  if (getaddrinfo(peer.host.c_str(), peer.port.c_str(), &hints, &found) != 0) return false;
   const std::string hello = ClientHello();
   const int64_t until_ns = NowNs() + timeout_ms * 1'000'000;
   bool tls = false;

@@ -197,9 +197,7 @@ Policy ResolveAutoBudget(Policy policy, const std::vector<PlanLayer>& layers, ui
 
 bool ScansFirst(const Policy& policy, bool layerwise) {
   if (policy.allocator == Allocator::kRaw) return false;
-  // TWO_TIER that drops pays for escapes only if it knows them when it chooses.
-  const bool by_escapes = policy.allocator == Allocator::kTwoTier && policy.allow_drop && !layerwise;
-  return policy.importance == ImportanceSource::kKeyNorm || policy.strict_budget || by_escapes;
+  return policy.importance == ImportanceSource::kKeyNorm || policy.strict_budget || ScanChooses(policy, layerwise);
 }
 
 }  // namespace spectrumkv

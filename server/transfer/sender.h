@@ -104,6 +104,8 @@ class SenderTransfer final : public Transfer {
   // SEGMENT_FAILED where blocks were lent to the network and their memory has gone: the true cause of what the link or
   // the receiver reports.
   absl::Status LookAtLent() const;
+  void AwaitLent();
+  void SettleOnce();
 
   std::unique_ptr<BlockHold> source_;
   const Policy policy_;
@@ -117,10 +119,7 @@ class SenderTransfer final : public Transfer {
   // Open while the network may read the source's blocks.
   Gate lent_gate_;
   bool lends_ = false;
-  bool settling_ = false;
   TimerId lent_timer_ = 0;
-  void AwaitLent();
-  void SettleOnce();
 
   // Written set: tokens [0, written_tokens_[i]) of layer i. Guarded by advance_mutex_ with the scores.
   std::mutex advance_mutex_;

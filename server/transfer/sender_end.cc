@@ -59,7 +59,7 @@ void SenderTransfer::AwaitLent() {
     if (self == nullptr) return;
     auto* t = static_cast<SenderTransfer*>(self.get());
     t->Post([t] {
-      if (t->settling_) return;
+      if (t->settled()) return;
       SPECTRUMKV_LOG(kWarning, "transfer", "the network still holds words of the source", {"transfer", t->id()});
       t->parts().metrics->CountError(MetricStage::kSend, absl::StatusCode::kDeadlineExceeded);
       t->SettleOnce();
@@ -69,8 +69,7 @@ void SenderTransfer::AwaitLent() {
 }
 
 void SenderTransfer::SettleOnce() {
-  if (settling_) return;
-  settling_ = true;
+  if (settled()) return;
   parts().clock->Cancel(lent_timer_);
   Settle();
 }

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/status.h"
-#include "server/plan/ladder.h"
+#include "server/scan/scan.h"
 #include "server/transfer/predict.h"
 #include "server/transfer/sender.h"
 
@@ -27,31 +27,32 @@ std::vector<uint32_t> LastPositions(const TransferShape& shape, const std::vecto
   return last;
 }
 
+void ScanCut(const Backend& backend, const SourcePlanes& planes, const ChunkCut& cut, LayerScan* scan) {
+  ScanLayer(backend, planes.dims, planes.k, planes.values(), {cut.token_first, cut.token_count}, scan);
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<SenderTransfer>> SenderTransfer::Create(TransferSetup setup, SenderSpec spec) {
   auto transfer = std::make_shared<SenderTransfer>(std::move(setup), std::move(spec));
-  // Key norms that decide which tokens travel are only known after a look at the whole source.
   const Policy& policy = transfer->policy_;
-  const bool by_key_norm = policy.importance == ImportanceSource::kKeyNorm && MayDrop(policy.allocator);
-  // So does TWO_TIER that drops: it must know the escapes it has to pay for.
-  const bool by_escapes = policy.allocator == Allocator::kTwoTier && policy.allow_drop && !transfer->layerwise_;
   transfer->scans_ = ScansFirst(policy, transfer->layerwise_);
   transfer->samples_ = policy.allocator == Allocator::kOptimal;
-  if (by_key_norm || by_escapes) {
-    if (transfer->layerwise_) {
+  if (ScanChooses(policy, transfer->layerwise_)) {
+    if (transfer->layerwise_) {  // then by key norms
       return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_POLICY",
                        "a layer-wise source cannot drop tokens by KEY_NORM: they are chosen before the first layer");
     }
-    if (absl::Status ok = CheckPolicy(policy, transfer->source_->token_count(),
-                                      static_cast<uint32_t>(transfer->layers_.size()));
+    if (absl::Status ok =
+            CheckPolicy(policy, transfer->source_->token_count(), static_cast<uint32_t>(transfer->layers_.size()));
         !ok.ok()) {
       return ok;
     }
     return transfer;
   }
   const uint32_t tokens = transfer->source_->token_count();
-  if (absl::Status adopted = transfer->AdoptPlanner(Planner::Create(policy, transfer->layers_, tokens)); !adopted.ok()) {
+  if (absl::Status adopted = transfer->AdoptPlanner(Planner::Create(policy, transfer->layers_, tokens));
+      !adopted.ok()) {
     return adopted;
   }
   return transfer;
@@ -102,8 +103,13 @@ void SenderTransfer::MakeRoomForScan() {
 void SenderTransfer::ScanOne(const ChunkCut& cut) {
   if (layers_[cut.layer_index].raw_only && !scans_) return;
   EncodeScratch* scratch = &ThreadEncodeScratch();
-  if (scans_) ScanChunk(*parts().backend, encode_source_, cut, scratch, &scan_[cut.layer_index]);
-  if (samples_) SampleChunk(*parts().backend, encode_source_, cut, policy_.sinks, scratch, &scan_[cut.layer_index]);
+  const SourcePlanes planes = PlanesOf(encode_source_, cut, scratch);
+  LayerScan* scan = &scan_[cut.layer_index];
+  if (scans_) ScanCut(*parts().backend, planes, cut, scan);
+  if (samples_) {
+    SpreadChunk(*parts().backend, planes.dims, planes.k, planes.values(), cut.token_first, policy_.sinks,
+                &scratch->workspace, scan);
+  }
 }
 
 void SenderTransfer::PlanAgainWhenStill() {
@@ -147,10 +153,9 @@ void SenderTransfer::StartFullScan() {
       if (layers_[i].has_v) scan[i].v.resize(all.token_count);
     }
     for (const ChunkCut& cut : CutChunks(all)) {
-      ScanChunk(*parts().backend, source, cut, &ThreadEncodeScratch(), &scan[cut.layer_index]);
+      ScanCut(*parts().backend, PlanesOf(source, cut, &ThreadEncodeScratch()), cut, &scan[cut.layer_index]);
     }
-    auto planner = std::make_shared<absl::StatusOr<Planner>>(
-        Planner::Create(policy_, layers_, all.token_count, &scan));
+    auto planner = std::make_shared<absl::StatusOr<Planner>>(Planner::Create(policy_, layers_, all.token_count, &scan));
     gate_.Leave();
     Post([this, planner] {
       if (terminal()) return;
@@ -171,9 +176,8 @@ absl::Status SenderTransfer::Advance(uint32_t layers, uint32_t tokens, const std
                      absl::StrCat("layers ", layers, " of ", layers_.size(), ", tokens ", tokens, " of ", token_count));
   }
   if (!scores.empty()) {
-    const bool fits = scores.size() == tokens && std::all_of(scores.begin(), scores.end(), [](float s) {
-                        return s >= 0 && s - s == 0;
-                      });
+    const bool fits = scores.size() == tokens &&
+                      std::all_of(scores.begin(), scores.end(), [](float s) { return s >= 0 && s - s == 0; });
     if (!fits) {
       return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_SCORES",
                        absl::StrCat("scores must be ", tokens, " finite values >= 0, got ", scores.size()));
@@ -250,8 +254,8 @@ void SenderTransfer::PlanBatchNow(const std::vector<uint32_t>& batch) {
     scores.swap(next_scores_);
   }
   const absl::Status scored = scores.empty() ? absl::OkStatus() : planner_->SetScores(scores);
-  auto plan = std::make_shared<absl::StatusOr<PlanBatch>>(
-      scored.ok() ? planner_->Plan(batch, scan_) : absl::StatusOr<PlanBatch>(scored));
+  auto plan = std::make_shared<absl::StatusOr<PlanBatch>>(scored.ok() ? planner_->Plan(batch, scan_)
+                                                                      : absl::StatusOr<PlanBatch>(scored));
   AddStage(Stage::kPlan, static_cast<double>(NowNs() - begin_ns) * 1e-9);
   Post([this, batch, plan] { OnPlanned(batch, std::move(*plan)); });
 }

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "server/base/host_port.h"
 #include "server/base/host_rule.h"
 #include "server/base/identity.h"
 
@@ -102,6 +103,26 @@ TEST(HostRule, WhatIsNone) {
         "10.1.2.3.4", "300.1.1.1", "fd00::1/8", "a b", "a*.example", "spiffe://a/b"}) {
     EXPECT_NE(CheckHostRule(bad), "") << bad;
   }
+}
+
+TEST(HostPortTest, SplitsAtTheLastColonAndTakesBracketsOff) {
+  const struct {
+    const char *address, *host, *port;
+  } cases[] = {{"10.0.0.1:80", "10.0.0.1", "80"},
+               {"name:80", "name", "80"},
+               {"[::1]:80", "::1", "80"},
+               {"name", "name", ""},
+               {":80", "", "80"},
+               {"[:80", "[", "80"},
+               {"[]:1", "", "1"},
+               {"", "", ""}};
+  for (const auto& one : cases) {
+    const HostPort got = SplitHostPort(one.address);
+    EXPECT_EQ(got.host, one.host) << one.address;
+    EXPECT_EQ(got.port, one.port) << one.address;
+  }
+  EXPECT_EQ(WithoutBrackets("[::1]"), "::1");
+  EXPECT_EQ(WithoutBrackets("["), "[");
 }
 
 }  // namespace

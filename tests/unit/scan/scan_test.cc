@@ -143,7 +143,7 @@ TEST_F(Scan, SpreadsLieAtTheChunksPlace) {
   dims.tokens = 50;
   const SourcePlane v = V(100);
   Workspace workspace;
-  SpreadChunk(backend_, dims, K(100), &v, 100, 3, &workspace, &out_);
+  SpreadChunk(backend_, dims, K(100), &v, 100, 103, &workspace, &out_);
   for (uint32_t t = 0; t < 300; ++t) {
     const bool inside = t >= 100 && t < 150;
     const uint32_t pinned = t < 103 ? 2 : 0;
