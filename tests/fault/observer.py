@@ -121,8 +121,8 @@ class Observer:
             elif half.side in self._record.dead_daemons and (started or gone):
                 self._over(half, "GONE")
 
-    def wait(self, done, timeout_s):
-        """Until done(); whether it came."""
+    def wait(self, done, timeout_s, look_s=0.05):
+        """Until done(), which is looked at whenever a daemon says something, and every look_s; whether it came."""
         end = time.monotonic() + timeout_s
         while True:
             self._mark_those_that_never_were()
@@ -132,7 +132,7 @@ class Observer:
                 left = end - time.monotonic()
                 if left <= 0:
                     return False
-                self.changed.wait(min(left, 0.05))
+                self.changed.wait(min(left, look_s))
 
     def all_over(self):
         return all(half.state for half in self._record.halves.values())

@@ -12,7 +12,7 @@ PROCESS_KINDS = tuple(f"{what}_{actor}" for what in ("kill", "pause", "stop") fo
 LINK_KINDS = ("cut_briefly", "cut", "mute_sender", "mute_receiver", "slow_link")
 DISK_KINDS = ("disk_full_registering", "disk_full_writing")
 KINDS = PROCESS_KINDS + LINK_KINDS + DISK_KINDS
-# Before the halves have met; between layers; when the last layer was announced.
+# Before the halves have met; between layers; when the last layer is announced.
 MOMENTS = ("hello", "stream", "commit")
 # Faults that everything must survive: they are shorter than any patience, or concern nobody who transfers.
 HARMLESS = {f"pause_{actor}" for actor in ACTORS} | {"stop_sender_worker", "stop_receiver_worker", "slow_link",
@@ -109,7 +109,7 @@ def make_point(seed, number, kinds=KINDS, attempt=0):
             else:
                 transfer.target_blocks = taken
     return Point(seed, number, kind, moment, rng.randint(1, contents.LAYERS - 2),
-                 rng.uniform(0, {"hello": 0.02, "stream": 0.04, "commit": 0.008}[moment]), _length(kind, rng), transfers)  # fmt: skip
+                 rng.uniform(0, {"hello": 0.02, "stream": 0.04, "commit": 0.015}[moment]), _length(kind, rng), transfers)  # fmt: skip
 
 
 def _transfer(name, rng, first, moment, kind):

@@ -67,7 +67,7 @@ def _await_moment(world, record, observer):
         observer.wait(lambda: first.layers >= point.layers or first.state, 5)
     elif point.moment == "commit":
         worker = world.workers[point.first.source]
-        observer.wait(lambda: worker.told(name=point.first.name, layers=contents.LAYERS) or first.state, 5)
+        observer.wait(lambda: worker.told(name=point.first.name, event="last") or first.state, 5, look_s=0.001)
     time.sleep(point.delay_s)
 
 

@@ -54,6 +54,8 @@ class Worker:
         for layer in range(contents.LAYERS):
             time.sleep(order["pauses_s"][layer])
             contents.put_layers(cache, words, order["blocks"], [layer])
+            if layer == contents.LAYERS - 1:
+                say(name=order["name"], role=order["role"], event="last")
             self.client.advance(order["name"], layers=layer + 1, tokens=order["tokens"])
             say(name=order["name"], role=order["role"], event="advanced", layers=layer + 1)
 

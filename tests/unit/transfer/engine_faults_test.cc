@@ -298,6 +298,45 @@ TEST_F(EngineTest, ASilentPeerIsNoticedWithinTheProgressTimeout) {
   network_->SetFaultHook(nullptr);
   EXPECT_EQ(report.state, TransferState::kFailed);
   EXPECT_EQ(ReasonOf(report.error), "PEER_SILENT");
+  EXPECT_EQ(network_->given_up("a", "b"), 1) << "the next transfer must not meet the connections of this one";
+}
+
+// Ends of other causes: only where heartbeats are overdue, too, is the connection to blame.
+TEST_F(EngineTest, ConnectionsAreGivenUpForSilenceAlone) {
+  Build();
+  Prepare();
+  SenderSpec alone = Send("alone", Source(), Raw());  // b says now and then that its half is not there
+  alone.deadline_ms = progress_timeout_ms_ * 5 / 6;
+  ASSERT_TRUE(a_->manager().StartSender(std::move(alone)).ok());
+  EXPECT_EQ(a_->Watch("alone", Role::kSender)->WaitTerminal(6).state, TransferState::kExpired);
+  EXPECT_EQ(network_->given_up("a", "b"), 0);
+  std::atomic<bool> deaf{false};
+  network_->SetFaultHook([&](const FaultPoint& point) {
+    Fault fault;
+    if (deaf && point.from == "b") fault.kind = Fault::Kind::kDrop;
+    return fault;
+  });
+  deaf = true;
+  SenderSpec spec = Send("late", Source(), Raw());
+  spec.deadline_ms = progress_timeout_ms_ * 5 / 6;
+  ASSERT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
+  EXPECT_EQ(a_->Watch("late", Role::kSender)->WaitTerminal(6).state, TransferState::kExpired);
+  network_->SetFaultHook(nullptr);
+  EXPECT_EQ(network_->given_up("a", "b"), 1);
+}
+
+// A peer's hello and the half it is for may come in the same moment: one manifest is sent all the same.
+TEST_F(EngineTest, APublishThatIsFetchedInTheSameMoment) {
+  Build();
+  Prepare();
+  for (int i = 0; i < 300; ++i) {
+    const std::string id = "t" + std::to_string(i);
+    std::thread fetcher([&] { ASSERT_TRUE(b_->manager().StartReceiver(Expect(id, Target(), "a")).ok()); });
+    ASSERT_TRUE(a_->manager().StartSender(Send(id, Source(), Raw(), "")).ok());
+    fetcher.join();
+    const TransferReport report = b_->Watch(id, Role::kReceiver)->WaitTerminal(10);
+    ASSERT_EQ(report.state, TransferState::kCommitted) << i << ": " << report.error;
+  }
 }
 
 // Whatever the moment of the peer's last word between two heartbeats.
