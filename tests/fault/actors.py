@@ -39,7 +39,7 @@ class Daemon(RealDaemon):
         self.starts = 0
         if net is not None:
             self.launcher = net.launcher(side)
-            keys = {"peer__listen_address": f"{network.ADDRESSES[side]}:7420", **keys}
+            keys = {"peer__listen_address": f"{network.ADDRESSES[side]}:0", **keys}
         super().__init__(**{**_KEYS, **keys})
 
     def _start(self):

@@ -24,7 +24,7 @@ class Saboteur:
         """The world is whole again and serves the next transfers."""
 
 
-def _lay_out(world, record):
+def lay_out(world, record):
     """Poisons all blocks but those of sources that are whole, and remembers everything."""
     for side in range(2):
         world.workers[side].memory[:] = contents.POISON
@@ -47,7 +47,7 @@ def _orders(world, transfer):
     return ((transfer.delays_s[0], "SENDER", sender), (transfer.delays_s[1], "RECEIVER", receiver))
 
 
-def _give_orders(world, record):
+def give_orders(world, record):
     orders = []
     for transfer in record.point.transfers:
         for delay, role, order in _orders(world, transfer):
@@ -73,7 +73,7 @@ def _await_moment(world, record, observer):
 
 def _run_transfers(world, record, saboteur):
     observer = Observer(world, record, look_late=record.point.kind != "disk_full_writing")
-    giver = threading.Thread(target=_give_orders, args=(world, record))
+    giver = threading.Thread(target=give_orders, args=(world, record))
     giver.start()
     _await_moment(world, record, observer)
     first = [record.halves[record.point.first.name, role] for role in ("SENDER", "RECEIVER")]
@@ -105,6 +105,9 @@ def undisturbed(world, transfer):
                 break
             except Exception as error:  # noqa: BLE001: told below
                 last = str(error)
+                worker = world.workers[side]
+                if refused := worker.told(name=transfer.name, event="refused"):
+                    return f"{role.lower()} at {'AB'[side]}: {refused['text']}"
                 if "UNKNOWN_TRANSFER" not in last or time.monotonic() > end:
                     return f"{role.lower()} at {'AB'[side]}: {last}"
                 time.sleep(0.005)
@@ -130,7 +133,7 @@ def serves_next(world, name):
     for source in range(2):
         for number, (policy, pull) in enumerate((("RAW", bool(source)), ("b=0.3", not source))):
             count = contents.blocks_for(contents.TOKENS["middle"])
-            transfer = Transfer(f"{name}.next.{source}{number}", source, pull, False, policy, "middle", 5000, [], (0, 0),
+            transfer = Transfer(f"{name}.next.{source}{number}", source, pull, False, policy, "middle", 3000, [], (0, 0),
                                 list(range(count)), list(range(count, 2 * count)))  # fmt: skip
             learn(world, transfer)
             if wrong := undisturbed(world, transfer):
@@ -147,7 +150,7 @@ def run_point(world, point, saboteur=None):
     for transfer in point.transfers:
         learn(world, transfer)
     record = Record(point)
-    _lay_out(world, record)
+    lay_out(world, record)
     starts = [daemon.starts for daemon in world.daemons]
     _run_transfers(world, record, saboteur)
     faults.undo(world)  # before the checks: a look into a hole of a full disk would end this process
