@@ -109,7 +109,7 @@ def make_point(seed, number, kinds=KINDS, attempt=0):
             else:
                 transfer.target_blocks = taken
     return Point(seed, number, kind, moment, rng.randint(1, contents.LAYERS - 2),
-                 rng.uniform(0, {"hello": 0.02, "stream": 0.04, "commit": 0.015}[moment]), _length(kind, rng), transfers)  # fmt: skip
+                 rng.uniform(0, {"hello": 0.02, "stream": 0.04, "commit": 0.006}[moment]), _length(kind, rng), transfers)  # fmt: skip
 
 
 def _transfer(name, rng, first, moment, kind):

@@ -56,6 +56,7 @@ class Worker:
             contents.put_layers(cache, words, order["blocks"], [layer])
             if layer == contents.LAYERS - 1:
                 say(name=order["name"], role=order["role"], event="last")
+                time.sleep(0.004)  # a moment for who wants to break something just now
             self.client.advance(order["name"], layers=layer + 1, tokens=order["tokens"])
             say(name=order["name"], role=order["role"], event="advanced", layers=layer + 1)
 

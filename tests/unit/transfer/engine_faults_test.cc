@@ -325,6 +325,29 @@ TEST_F(EngineTest, ConnectionsAreGivenUpForSilenceAlone) {
   EXPECT_EQ(network_->given_up("a", "b"), 1);
 }
 
+// A sender that has no receipt does not know; a receiver that hears so has not committed, and says something else.
+TEST_F(EngineTest, AReceiverKnowsWhatItsSenderDoesNot) {
+  Build();
+  Prepare();
+  std::atomic<bool> deaf{false};
+  network_->SetFaultHook([&](const FaultPoint& point) {
+    Fault fault;
+    if (deaf && point.from == "b") fault.kind = Fault::Kind::kDrop;
+    return fault;
+  });
+  b_->backend().SetOpen(false);
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
+  ASSERT_TRUE(a_->manager().StartSender(Send("t", Source(), Raw())).ok());
+  ASSERT_TRUE(b_->backend().WaitForADecode());
+  deaf = true;
+  EXPECT_EQ(ReasonOf(a_->Watch("t", Role::kSender)->WaitTerminal(6).error), "OUTCOME_UNKNOWN");
+  b_->backend().SetOpen(true);
+  const TransferReport report = b_->Watch("t", Role::kReceiver)->WaitTerminal(6);
+  network_->SetFaultHook(nullptr);
+  EXPECT_EQ(report.state, TransferState::kFailed);
+  EXPECT_EQ(ReasonOf(report.error), "PEER_GAVE_UP");
+}
+
 // A peer's hello and the half it is for may come in the same moment: one manifest is sent all the same.
 TEST_F(EngineTest, APublishThatIsFetchedInTheSameMoment) {
   Build();
