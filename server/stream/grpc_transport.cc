@@ -143,6 +143,17 @@ class GrpcTransport::Impl {
     reactor->Start(method);
   }
 
+  // From here on nobody dials on the connections that there are.
+  void GiveUp(const std::string& peer) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto at = connections_.lower_bound(Key(peer, kControlConnection));
+         at != connections_.end() && at->first.first == peer;) {
+      env_.Post([stub = std::move(at->second.stub)] {});  // not let go of here, see DialReactor::OnDone
+      recent_.erase(at->second.recent);
+      at = connections_.erase(at);
+    }
+  }
+
   bool Shutdown() {
     env_.Stop(MakeError(absl::StatusCode::kUnavailable, "SHUTTING_DOWN", "this endpoint is shutting down"));
     {
@@ -244,6 +255,8 @@ std::shared_ptr<DataStream> GrpcTransport::OpenData(const std::string& peer_addr
 }
 
 absl::StatusOr<bool> GrpcTransport::ReloadSecurity() { return impl_->Reload(); }
+
+void GrpcTransport::GiveUp(const std::string& peer_address) { impl_->GiveUp(peer_address); }
 
 void GrpcTransport::Shutdown() { impl_->Shutdown(); }
 

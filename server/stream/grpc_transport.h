@@ -33,6 +33,7 @@ class GrpcTransport final : public Transport {
                                              std::shared_ptr<ControlListener> listener) override;
   std::shared_ptr<DataStream> OpenData(const std::string& peer_address, const DataOpenFrame& open,
                                        std::shared_ptr<DataListener> listener) override;
+  void GiveUp(const std::string& peer_address) override;
 
   // Reads the security's files again; true where they have changed. New connections use them from then on, those there
   // are end with their streams. Where it fails, all is as it was. Thread-safe.

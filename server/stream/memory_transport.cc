@@ -29,6 +29,8 @@ class MemoryDialler final : public Transport {
     return NewMemoryData(link, 0);
   }
 
+  void GiveUp(const std::string& peer_address) override { network_->NoteGivenUp(name_, peer_address); }
+
  private:
   MemoryNetwork* const network_;
   const std::string name_;
@@ -78,6 +80,16 @@ std::unique_ptr<Transport> MemoryNetwork::TransportOf(const std::string& name) {
 void MemoryNetwork::SetFaultHook(FaultHook hook) {
   std::lock_guard<std::mutex> lock(mutex_);
   hook_ = std::move(hook);
+}
+
+void MemoryNetwork::NoteGivenUp(const std::string& from, const std::string& to) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++given_up_[{from, to}];
+}
+
+int MemoryNetwork::given_up(const std::string& from, const std::string& to) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return given_up_[{from, to}];
 }
 
 void MemoryNetwork::Track(const std::shared_ptr<MemoryLink>& link) {

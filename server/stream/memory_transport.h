@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/base/clock.h"
@@ -68,6 +69,8 @@ class MemoryNetwork {
 
   // Called for every message, one at a time per stream, before it is delivered. Null: no faults.
   void SetFaultHook(FaultHook hook);
+  // How often `from` has given up its connections to `to` (Transport::GiveUp). There are none to replace here.
+  int given_up(const std::string& from, const std::string& to);
 
  private:
   friend class MemoryLink;
@@ -75,8 +78,10 @@ class MemoryNetwork {
   void Track(const std::shared_ptr<class MemoryLink>& link);
   PeerAcceptor* FindEnd(const std::string& name);
   Fault AskHook(const FaultPoint& point);
+  void NoteGivenUp(const std::string& from, const std::string& to);
 
   std::mutex mutex_;
+  std::map<std::pair<std::string, std::string>, int> given_up_;
   std::map<std::string, PeerAcceptor*> ends_;
   std::vector<std::weak_ptr<class MemoryLink>> links_;
   FaultHook hook_;

@@ -115,6 +115,9 @@ class Transport {
   // `open.stream` chooses the connection: each index has its own TCP connection to the peer.
   virtual std::shared_ptr<DataStream> OpenData(const std::string& peer_address, const DataOpenFrame& open,
                                                std::shared_ptr<DataListener> listener) = 0;
+  // The peer is silent on what was dialled to it. Its connections may hang in the network's back-off long after the
+  // network is well again, so what is opened from now on has new ones. Streams that are open stay as they are.
+  virtual void GiveUp(const std::string& peer_address) = 0;
 };
 
 }  // namespace spectrumkv

@@ -193,6 +193,13 @@ void Transfer::PeerEnded(const CancelFrame& cancel, const std::string& who) {
   Apply(event, PeerError(cancel, who));
 }
 
+// A transfer that failed over silence, or ended while two heartbeats were overdue, leaves no connection for the next.
+void Transfer::GiveUpSilentPeer() {
+  if (!dials() || link_.control == nullptr || state_ == TransferState::kCommitted) return;
+  const int64_t silent_ns = NowNs() - last_heard_ns_.load(std::memory_order_relaxed);
+  if (silent_ns >= options().progress_timeout_ms * kMsToNs / 3 * 2) parts().transport->GiveUp(setup_.peer);
+}
+
 void Transfer::DropLink(bool good_order) {
   const absl::Status status = good_order ? absl::OkStatus() : absl::CancelledError("the attempt has ended");
   for (auto& stream : link_.data) stream->Close(status);

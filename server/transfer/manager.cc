@@ -107,10 +107,11 @@ absl::Status TransferManagerImpl::Insert(const std::shared_ptr<Transfer>& transf
     entries_.emplace(key, std::move(entry));
     ++active_;
     ++untold_;
+    parts_.metrics->AddInflightTransfers(1);
+    // First on its strand: whoever finds the entry, a peer's hello above all, comes later.
+    Transfer* t = transfer.get();
+    transfer->Post([t] { t->Start(); });
   }
-  parts_.metrics->AddInflightTransfers(1);
-  Transfer* t = transfer.get();
-  transfer->Post([t] { t->Start(); });
   for (Parking::Parked& parked : parking_.Take(key.first, key.second)) {
     OnHello(std::move(parked.session), std::move(parked.hello));
   }

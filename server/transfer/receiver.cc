@@ -102,6 +102,10 @@ void ReceiverTransfer::HandleFrame(ControlFrame& frame) {
   if (auto* reply = std::get_if<HelloReplyFrame>(&frame)) return OnHelloReply(*reply);
   if (auto* manifest = std::get_if<ManifestFrame>(&frame)) return OnManifest(*manifest);
   if (auto* cancel = std::get_if<CancelFrame>(&frame)) {
+    if (cancel->reason == "OUTCOME_UNKNOWN") {  // to the sender; here it is known that nothing was committed
+      cancel->code = static_cast<int32_t>(absl::StatusCode::kUnavailable);
+      cancel->reason = "PEER_GAVE_UP";
+    }
     return PeerEnded(*cancel, "sender");
   }
   Fail(Violation("a sender does not send this frame"));

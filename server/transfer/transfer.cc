@@ -117,6 +117,7 @@ void Transfer::Settle() {
   // Blocks first: whoever hears of the end, here or at the peer, may use them at once.
   ReleaseAll();
   SayGoodbye();
+  GiveUpSilentPeer();
   DropLink(committed);
   UpdateReport([&](TransferReport& r) {
     r.state = state_;

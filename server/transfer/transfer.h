@@ -160,6 +160,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   absl::Status CheckAttempt(const HelloFrame& hello) const;
   void HearLastWords(const ControlSession& session, const HelloFrame& hello);
   void DropLink(bool good_order);
+  void GiveUpSilentPeer();
   void ScheduleRedial();
   void Tick();
   void ArmTick();

@@ -31,6 +31,9 @@ def _end_with_parent():
 class RealDaemon:
     """keys: configuration over the test's defaults, "peer.streams" -> "4". stop() ends it by its process id."""
 
+    # Words before the command: a program that becomes the daemon.
+    launcher = ()
+
     def __init__(self, **keys):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="skv-"))
         self.shared_dir = self.folder / "shared"
@@ -59,7 +62,7 @@ class RealDaemon:
         flags = [part for name, value in self.keys.items() for part in ("--set", f"{name}={value}")]
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [PROGRAM, "--ready-file", ready, *flags],
+                [*self.launcher, PROGRAM, "--ready-file", ready, *flags],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_end_with_parent,
             )  # fmt: skip
         end = time.monotonic() + _START_S

@@ -84,6 +84,29 @@ TEST_F(GrpcTest, EachStreamIndexHasItsOwnConnection) {
   EXPECT_EQ(ConnectionsOf(server_->port()), 3) << "a second stream of one index shares its connection";
 }
 
+TEST_F(GrpcTest, APeerThatWasGivenUpGetsNewConnections) {
+  StartServer();
+  auto transport = NewTransport();
+  auto listeners = std::vector<std::shared_ptr<Recorder>>(4);
+  for (auto& listener : listeners) listener = std::make_shared<Recorder>();
+  auto control = transport->OpenControl(server_->address(), listeners[0]);
+  auto data = transport->OpenData(server_->address(), OpenOf(0), listeners[1]);
+  ASSERT_NE(acceptor_.WaitControl().stream, nullptr);
+  ASSERT_NE(acceptor_.WaitData(0).stream, nullptr);
+  transport->GiveUp("127.0.0.1:1");  // another peer
+  transport->GiveUp(server_->address());
+  EXPECT_EQ(ConnectionsOf(server_->port()), 2) << "open streams stay as they are";
+  auto control_after = transport->OpenControl(server_->address(), listeners[2]);
+  auto data_after = transport->OpenData(server_->address(), OpenOf(0), listeners[3]);
+  ASSERT_NE(acceptor_.WaitData(1).stream, nullptr);
+  EXPECT_TRUE(WaitUntil([&] { return ConnectionsOf(server_->port()) == 4; })) << ConnectionsOf(server_->port());
+  control->Close(absl::OkStatus());
+  data->Close(absl::OkStatus());
+  EXPECT_TRUE(listeners[0]->WaitClosed().ok());
+  EXPECT_TRUE(listeners[1]->WaitClosed().ok());
+  EXPECT_TRUE(WaitUntil([&] { return ConnectionsOf(server_->port()) == 2; })) << "and end with their streams";
+}
+
 TEST_F(GrpcTest, ConnectionsAreBounded) {
   StartServer();
   GrpcTransportOptions options;

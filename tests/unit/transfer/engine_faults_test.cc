@@ -298,6 +298,68 @@ TEST_F(EngineTest, ASilentPeerIsNoticedWithinTheProgressTimeout) {
   network_->SetFaultHook(nullptr);
   EXPECT_EQ(report.state, TransferState::kFailed);
   EXPECT_EQ(ReasonOf(report.error), "PEER_SILENT");
+  EXPECT_EQ(network_->given_up("a", "b"), 1) << "the next transfer must not meet the connections of this one";
+}
+
+// Ends of other causes: only where heartbeats are overdue, too, is the connection to blame.
+TEST_F(EngineTest, ConnectionsAreGivenUpForSilenceAlone) {
+  Build();
+  Prepare();
+  SenderSpec alone = Send("alone", Source(), Raw());  // b says now and then that its half is not there
+  alone.deadline_ms = progress_timeout_ms_ * 5 / 6;
+  ASSERT_TRUE(a_->manager().StartSender(std::move(alone)).ok());
+  EXPECT_EQ(a_->Watch("alone", Role::kSender)->WaitTerminal(6).state, TransferState::kExpired);
+  EXPECT_EQ(network_->given_up("a", "b"), 0);
+  std::atomic<bool> deaf{false};
+  network_->SetFaultHook([&](const FaultPoint& point) {
+    Fault fault;
+    if (deaf && point.from == "b") fault.kind = Fault::Kind::kDrop;
+    return fault;
+  });
+  deaf = true;
+  SenderSpec spec = Send("late", Source(), Raw());
+  spec.deadline_ms = progress_timeout_ms_ * 5 / 6;
+  ASSERT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
+  EXPECT_EQ(a_->Watch("late", Role::kSender)->WaitTerminal(6).state, TransferState::kExpired);
+  network_->SetFaultHook(nullptr);
+  EXPECT_EQ(network_->given_up("a", "b"), 1);
+}
+
+// A sender that has no receipt does not know; a receiver that hears so has not committed, and says something else.
+TEST_F(EngineTest, AReceiverKnowsWhatItsSenderDoesNot) {
+  Build();
+  Prepare();
+  std::atomic<bool> deaf{false};
+  network_->SetFaultHook([&](const FaultPoint& point) {
+    Fault fault;
+    if (deaf && point.from == "b") fault.kind = Fault::Kind::kDrop;
+    return fault;
+  });
+  b_->backend().SetOpen(false);
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
+  ASSERT_TRUE(a_->manager().StartSender(Send("t", Source(), Raw())).ok());
+  ASSERT_TRUE(b_->backend().WaitForADecode());
+  deaf = true;
+  EXPECT_EQ(ReasonOf(a_->Watch("t", Role::kSender)->WaitTerminal(6).error), "OUTCOME_UNKNOWN");
+  b_->backend().SetOpen(true);
+  const TransferReport report = b_->Watch("t", Role::kReceiver)->WaitTerminal(6);
+  network_->SetFaultHook(nullptr);
+  EXPECT_EQ(report.state, TransferState::kFailed);
+  EXPECT_EQ(ReasonOf(report.error), "PEER_GAVE_UP");
+}
+
+// A peer's hello and the half it is for may come in the same moment: one manifest is sent all the same.
+TEST_F(EngineTest, APublishThatIsFetchedInTheSameMoment) {
+  Build();
+  Prepare();
+  for (int i = 0; i < 300; ++i) {
+    const std::string id = "t" + std::to_string(i);
+    std::thread fetcher([&] { ASSERT_TRUE(b_->manager().StartReceiver(Expect(id, Target(), "a")).ok()); });
+    ASSERT_TRUE(a_->manager().StartSender(Send(id, Source(), Raw(), "")).ok());
+    fetcher.join();
+    const TransferReport report = b_->Watch(id, Role::kReceiver)->WaitTerminal(10);
+    ASSERT_EQ(report.state, TransferState::kCommitted) << i << ": " << report.error;
+  }
 }
 
 // Whatever the moment of the peer's last word between two heartbeats.

@@ -1,0 +1,58 @@
+"""What every program of this folder agrees on: the shape of the pools, and the words that sources hold."""
+
+import functools
+import zlib
+
+import numpy as np
+
+import spectrumkv as skv
+
+LAYERS = 6
+BLOCKS = 72
+MODEL = "fault"
+POISON = 0xA5
+# Sources there are: name to tokens. The last one of a block is not full, but for "whole".
+TOKENS = {"short": 37, "whole": 64, "middle": 100, "long": 171}
+
+_POLICIES = {
+    "RAW": dict(allocator="RAW", budget=1.1),
+    "P8": dict(allocator="UNIFORM", uniform_tier="P8", tiers=["RAW", "P8"], budget=0.6),
+    "b=0.3": dict(budget=0.3, importance="POSITION"),
+}
+POLICIES = tuple(_POLICIES)
+
+
+def policy(name):
+    return skv.policy(**_POLICIES[name])
+
+
+def group():
+    return skv.Group(layers=range(LAYERS), heads=2, head_dim=64, block_tokens=16, num_blocks=BLOCKS)
+
+
+def blocks_for(tokens):
+    return -(-tokens // group().block_tokens)
+
+
+@functools.lru_cache(maxsize=None)
+def words(seed, name):
+    """The source `name` of a run: uint16 [LAYERS, 2, tokens, heads, head_dim], float16 with a few strong channels."""
+    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    values = rng.standard_normal((LAYERS, 2, TOKENS[name], 2, 64), dtype=np.float32)
+    values[..., ::21] *= 6
+    return values.astype("<f2").view("<u2")
+
+
+def put_layers(cache, source, blocks, layers):
+    """Writes these layers of source words [LAYERS, 2, tokens, ...] into blocks of a cache [LAYERS, 2, blocks, ...]."""
+    size = cache.shape[3]
+    for place, block in enumerate(blocks):
+        part = source[:, :, place * size : (place + 1) * size]
+        cache[layers, :, block, : part.shape[2]] = part[layers]
+
+
+def tokens_of(cache, blocks, tokens):
+    """(words of the tokens, words behind them) in blocks of a cache."""
+    pages = cache[:, :, list(blocks)]
+    flat = pages.reshape(*pages.shape[:2], -1, *pages.shape[4:])
+    return flat[:, :, :tokens], flat[:, :, tokens:]

@@ -1,0 +1,82 @@
+"""A worker in a process of its own, so that it can be killed and stopped: SOCKET SHARED_DIR SEED.
+
+Makes one pool in SHARED_DIR, registers it and takes orders as JSON, one a line. Says what it did as JSON, one a line.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+import contents  # noqa: E402
+
+import spectrumkv as skv  # noqa: E402
+
+_lock = threading.Lock()
+
+
+def say(**told):
+    with _lock:
+        print(json.dumps(told), flush=True)
+
+
+class Worker:
+    def __init__(self, socket, shared_dir, seed):
+        self.client = skv.Client(socket, timeout_s=10)
+        self.seed = seed
+        self.pool = self.client.shared_memory_pool([contents.group()], model=contents.MODEL, shared_dir=shared_dir)
+        if not self.pool.wait_held():  # else its death would be noticed by the end of the lease alone
+            raise SystemExit("the daemon does not hold the pool")
+        say(ready=self.pool.segment.name)
+
+    def start(self, order):
+        """Calls send, publish, expect or fetch as the order says, and writes a layer-wise source bit by bit."""
+        name, role = order["name"], order["role"]
+        options = dict(pool=self.pool, token_count=order["tokens"], blocks=order["blocks"], deadline_ms=order["deadline_ms"])
+        if role in ("send", "publish"):
+            options.update(policy=contents.policy(order["policy"]), layerwise=order["layerwise"])
+        if role in ("send", "fetch"):
+            options["peer"] = order["peer"]
+        try:
+            getattr(self.client, role)(name, **options)
+            say(name=name, role=role, event="started")
+            if order.get("layerwise"):
+                self.write_layers(order)
+        except skv.SpectrumKVError as error:
+            say(name=name, role=role, event="refused", code=error.code, reason=error.reason, text=str(error))
+
+    def write_layers(self, order):
+        words = contents.words(self.seed, order["content"])
+        cache = self.pool.kv().view("<u2")
+        for layer in range(contents.LAYERS):
+            time.sleep(order["pauses_s"][layer])
+            contents.put_layers(cache, words, order["blocks"], [layer])
+            if layer == contents.LAYERS - 1:
+                say(name=order["name"], role=order["role"], event="last")
+                time.sleep(0.004)  # a moment for who wants to break something just now
+            self.client.advance(order["name"], layers=layer + 1, tokens=order["tokens"])
+            say(name=order["name"], role=order["role"], event="advanced", layers=layer + 1)
+
+    def another_pool(self, order):
+        """Registers a second pool; on a full disk there is none."""
+        try:
+            with self.client.shared_memory_pool([contents.group()], model="more", shared_dir=order["shared_dir"]):
+                say(name=order["name"], event="registered")
+        except (OSError, skv.SpectrumKVError) as error:
+            say(name=order["name"], event="refused", text=str(error), errno=getattr(error, "errno", None))
+
+
+def main():
+    worker = Worker(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    for line in sys.stdin:
+        order = json.loads(line)
+        threading.Thread(target=getattr(worker, order.pop("do")), args=(order,), daemon=True).start()
+    # The end of the orders is the end of the worker; what it has reserved ends with it.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
