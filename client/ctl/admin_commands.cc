@@ -85,6 +85,7 @@ absl::StatusOr<int> Peers(const Context& context, Args args) {
   const auto known = [](bool has, double rate) { return has ? Rate(rate) : "-"; };
   std::printf("\nThis daemon, %u threads; raw/plain/rotated of one thread:\n%s", stages.threads(),
               Lines({{"scan", known(stages.has_scan_bytes_per_second(), stages.scan_bytes_per_second())},
+                     {"sample", known(stages.has_sample_bytes_per_second(), stages.sample_bytes_per_second())},
                      {"plan", known(stages.has_plan_bytes_per_second(), stages.plan_bytes_per_second())},
                      {"encode", Rates(stages.encode())},
                      {"decode", Rates(stages.decode())}})

@@ -53,7 +53,7 @@ struct SpreadSample {
 constexpr uint32_t kSpreadTokens = 64;
 
 SPECTRUMKV_MATH SpreadSample SpreadSampleOf(uint32_t heads, uint32_t head_dim) {
-  constexpr uint32_t kPiece = 32, kEnough = 128;  // values: of a piece at least, of a token at least, if it has them
+  constexpr uint32_t kPiece = 32, kEnough = 64;  // values: of a piece at least, of a token at least, if it has them
   const uint32_t values = heads * head_dim, parts = values >= 4 * kEnough ? 4 : values > 2 * kEnough ? 2 : 1;
   uint32_t dims = (head_dim / parts + 15) / 16 * 16;
   dims = dims < kPiece ? kPiece : dims;

@@ -19,9 +19,9 @@ struct SelfTestCase {
 };
 
 constexpr SelfTestCase kCases[] = {
-    {128, DType::kFloat16, 30928, 0xAC4C7177, 0xFC1DE789, 0x235FD444, 0x7C2A14B7},
-    {64, DType::kBFloat16, 15712, 0x475CA90B, 0x97A5C9F4, 0x22F4B43F, 0x1A102CBE},
-    {80, DType::kFloat32, 27760, 0x6A81560A, 0x960ACB4C, 0xA3DC4766, 0xC2D3AFEA},
+    {128, DType::kFloat16, 30928, 0xAC4C7177, 0xFC1DE789, 0x235FD444, 0xD691E22D},
+    {64, DType::kBFloat16, 15712, 0x475CA90B, 0x97A5C9F4, 0x22F4B43F, 0x2303F6DB},
+    {80, DType::kFloat32, 27760, 0x6A81560A, 0x960ACB4C, 0xA3DC4766, 0x4DCCC4B6},
 };
 
 ChunkDims DimsOf(const SelfTestCase& test) { return ChunkDims{kTokens, kHeads, test.head_dim, test.dtype, true}; }

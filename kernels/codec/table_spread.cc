@@ -10,7 +10,8 @@
 namespace spectrumkv {
 namespace {
 
-// The sampled words of the tokens of a run, packed: [tokens, sample.heads, sample.dims].
+// The sampled words of the tokens of a run: where they lie if pieces are equally far apart, else packed:
+// [tokens, sample.heads, sample.dims].
 class SampledRun {
  public:
   SampledRun(const ChunkDims& dims, const SourcePlane& plane, uint8_t* words)
@@ -19,6 +20,31 @@ class SampledRun {
         sample_(SpreadSampleOf(dims.heads, dims.head_dim)),
         piece_bytes_(sample_.dims * SizeOf(dims.dtype)),
         words_(words) {}
+
+  // The tokens that Cells counts from now on.
+  void Take(uint32_t first, uint32_t count) {
+    first_ = first;
+    if (!Apart()) Gather(first, count);
+  }
+
+  CellsIn Cells(uint32_t first, uint32_t count) const {
+    if (!Apart()) {
+      return CellsIn{rows_ + first, count,        0,          static_cast<int64_t>(piece_bytes_),
+                     sample_.heads, sample_.dims, dims_.dtype};
+    }
+    const int64_t step = sample_.head_step * plane_.head_stride_bytes + static_cast<int64_t>(piece_bytes_);
+    const uint32_t at = first_ + first;
+    return CellsIn{plane_.rows + at, count,        dims_.tokens - at - count, step,
+                   sample_.heads,    sample_.dims, dims_.dtype};
+  }
+
+  size_t token_bytes() const { return sample_.heads * piece_bytes_; }
+  size_t values() const { return size_t{sample_.heads} * sample_.dims; }
+
+ private:
+  static constexpr uint32_t kAhead = 16;  // tokens
+
+  bool Apart() const { return !strided() && sample_.heads <= dims_.head_dim / sample_.dims; }
 
   void Gather(uint32_t first, uint32_t count) {
     for (uint32_t t = 0; t < count; ++t) {
@@ -34,17 +60,6 @@ class SampledRun {
       }
     }
   }
-
-  CellsIn Cells(uint32_t first, uint32_t count) const {
-    return CellsIn{rows_ + first, count,        0,          static_cast<int64_t>(piece_bytes_),
-                   sample_.heads, sample_.dims, dims_.dtype};
-  }
-
-  size_t token_bytes() const { return sample_.heads * piece_bytes_; }
-  size_t values() const { return size_t{sample_.heads} * sample_.dims; }
-
- private:
-  static constexpr uint32_t kAhead = 16;  // tokens
 
   bool strided() const { return plane_.dim_stride_bytes != static_cast<int64_t>(SizeOf(dims_.dtype)); }
 
@@ -85,6 +100,7 @@ class SampledRun {
   const SpreadSample sample_;
   const size_t piece_bytes_;
   uint8_t* const words_;
+  uint32_t first_ = 0;
   const uint8_t* rows_[kSpreadTokens];
 };
 
@@ -120,7 +136,7 @@ void TableBackend::Spread(const ChunkDims& dims, const SourcePlane& plane, bool 
   float sums[kSpreadTokens];
   for (uint32_t first = 0; first < dims.tokens; first += kSpreadTokens) {
     const uint32_t count = std::min(kSpreadTokens, dims.tokens - first);
-    run.Gather(first, count);
+    run.Take(first, count);
     if (centred) MeansOf(ops_, run, limits, skip > first ? skip - first : 0, count, means);
     ops_.spread(run.Cells(0, count), centred ? means : nullptr, sums);
     for (uint32_t t = 0; t < count; ++t) out[first + t] = EnergyLog2(sums[t]);

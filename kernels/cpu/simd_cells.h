@@ -34,12 +34,19 @@ struct SimdOps {
 
   static uint32_t Accumulate(const CellsIn& cells, float* sums) {
     if (!HasFastPath(cells.head_dim)) return ScalarCellOps().accumulate(cells, sums);
-    return WithType(cells.dtype, [&]<DType kType>() { return AccumulateCells<V, kType>(cells, sums); });
+    return WithType(cells.dtype, [&]<DType kType>() {
+      if (cells.head_dim == kSamplePiece) return AccumulatePieces<V, kType>(cells, sums);
+      return AccumulateCells<V, kType>(cells, sums);
+    });
   }
 
   static void Spread(const CellsIn& cells, const float* means, float* sums) {
     if (!HasFastPath(cells.head_dim)) return ScalarCellOps().spread(cells, means, sums);
     WithType(cells.dtype, [&]<DType kType>() {
+      if (cells.head_dim == kSamplePiece) {
+        if (means == nullptr) return PiecesSpread<V, kType, false>(cells, means, sums);
+        return PiecesSpread<V, kType, true>(cells, means, sums);
+      }
       if (means == nullptr) return CellsSpread<V, kType, false>(cells, means, sums);
       return CellsSpread<V, kType, true>(cells, means, sums);
     });

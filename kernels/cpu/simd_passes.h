@@ -177,6 +177,69 @@ void CellsSpread(const CellsIn& cells, const float* means, float* sums) {
   }
 }
 
+// Pieces of this many values are what Backend::Spread samples mostly: they have loops of their own.
+constexpr uint32_t kSamplePiece = 32;
+
+// Asks for piece `h` of the token some way ahead of `t`: pieces lie too far apart for the hardware to see where they go.
+SPECTRUMKV_SIMD_INLINE void PrefetchPiece(const CellsIn& cells, uint32_t t, uint32_t h) {
+  constexpr uint32_t kAhead = 16;  // tokens
+  if (t + kAhead >= cells.tokens + cells.ahead) return;
+  const uint8_t* piece = cells.rows[t + kAhead] + h * cells.head_stride_bytes;
+  _mm_prefetch(reinterpret_cast<const char*>(piece), _MM_HINT_T1);
+}
+
+// CellsSpread where head_dim is kSamplePiece: the accumulators beyond it stay +0, which adds nothing to the fold.
+template <typename V, DType kType, bool kCentred>
+void PiecesSpread(const CellsIn& cells, const float* means, float* sums) {
+  constexpr int kAccs = static_cast<int>(kSamplePiece) / V::kLanes;
+  for (uint32_t t = 0; t < cells.tokens; ++t) {
+    typename V::F acc[kAccs];
+#pragma GCC unroll 4
+    for (int i = 0; i < kAccs; ++i) acc[i] = V::Zero();
+    const uint8_t* from = cells.rows[t];
+    const float* mean = means;
+    for (uint32_t h = 0; h < cells.heads; ++h, from += cells.head_stride_bytes, mean += kCentred ? kSamplePiece : 0) {
+      if constexpr (!kCentred) PrefetchPiece(cells, t, h);
+#pragma GCC unroll 4
+      for (int i = 0; i < kAccs; ++i) {
+        typename V::F x = LoadValues<V, kType>(from + i * V::kLanes * WordBytes(kType));
+        if constexpr (kCentred) x = V::Sub(x, V::Load(mean + i * V::kLanes));
+        acc[i] = V::Add(acc[i], V::Mul(x, x));
+      }
+    }
+#pragma GCC unroll 2
+    for (int width = kAccs / 2; width != 0; width /= 2) {
+#pragma GCC unroll 2
+      for (int i = 0; i < width; ++i) acc[i] = V::Add(acc[i], acc[i + width]);
+    }
+    sums[t] = SumLanes(V::HalfSum(acc[0]));
+  }
+}
+
+// AccumulateCells where head_dim is kSamplePiece: the sums of a head stay in registers.
+template <typename V, DType kType>
+uint32_t AccumulatePieces(const CellsIn& cells, float* sums) {
+  constexpr int kAccs = static_cast<int>(kSamplePiece) / V::kLanes;
+  MagnitudeLanes<kType> magnitudes;
+  for (uint32_t h = 0; h < cells.heads; ++h, sums += kSamplePiece) {
+    typename V::F acc[kAccs];
+#pragma GCC unroll 4
+    for (int i = 0; i < kAccs; ++i) acc[i] = V::Load(sums + i * V::kLanes);
+    for (uint32_t t = 0; t < cells.tokens; ++t) {
+      const uint8_t* from = cells.rows[t] + h * cells.head_stride_bytes;
+      PrefetchPiece(cells, t, h);
+      magnitudes.Add(from, kSamplePiece);
+#pragma GCC unroll 4
+      for (int i = 0; i < kAccs; ++i) {
+        acc[i] = V::Add(acc[i], LoadValues<V, kType>(from + i * V::kLanes * WordBytes(kType)));
+      }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kAccs; ++i) V::Store(sums + i * V::kLanes, acc[i]);
+  }
+  return magnitudes.Largest();
+}
+
 // Eight tokens at a time, so that a sum is loaded and stored once for them.
 template <typename V, DType kType>
 uint32_t AccumulateCells(const CellsIn& cells, float* sums) {

@@ -91,7 +91,7 @@ struct Config {
   struct Policy {
     double budget = 0.5;           // of raw KV bytes
     double auto_min_budget = 0.2;  // the smallest the daemon chooses itself
-    std::string allocator = "GREEDY";
+    std::string allocator = "OPTIMAL";
     std::vector<std::string> tiers = {"RAW", "Q8", "Q4", "Q3", "Q2"};
     uint64_t sinks = 4;
     double decay_lambda = 0;

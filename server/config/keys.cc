@@ -427,7 +427,8 @@ std::vector<KeySpec> MakePolicyKeys() {
        0,
        {"OPTIMAL", "GREEDY", "SINK_PROTECT", "BALANCED", "TWO_TIER", "UNIFORM", "RANDOM", "PDTRIM",
         "SLIDING_WINDOW_SINK", "RAW"},
-       "Who chooses the tier of each token."},
+       "Who chooses the tier of each token. OPTIMAL reads a sample of the source before it plans; GREEDY does not, at more "
+       "error for the bytes."},
       {"policy.tiers",
        KeyKind::kChoices,
        Ref(FIELD(policy.tiers)),

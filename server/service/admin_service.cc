@@ -43,6 +43,7 @@ void PoolToProto(const PoolStatus& pool, v1::PoolInfo* out) {
 
 void StagesToProto(const Measured& measured, v1::StageRates* out) {
   if (measured.scan.has_value()) out->set_scan_bytes_per_second(*measured.scan);
+  if (measured.sample.has_value()) out->set_sample_bytes_per_second(*measured.sample);
   if (measured.plan.has_value()) out->set_plan_bytes_per_second(*measured.plan);
   RatesToProto(measured.encode, out->mutable_encode());
   RatesToProto(measured.own_decode, out->mutable_decode());

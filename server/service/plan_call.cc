@@ -152,7 +152,7 @@ absl::Status CheckLink(const v1::PlanRequest& request) {
   return request.peer().empty() ? absl::OkStatus() : CheckPeerAddress(request.peer());
 }
 
-void PredictTime(const v1::PlanRequest& request, const TransferShape& shape, const PlanBatch& batch, bool scans,
+void PredictTime(const v1::PlanRequest& request, const TransferShape& shape, const PlanBatch& batch, SourceReads reads,
                  const Measured& measured, v1::PlanResponse* response) {
   if (request.peer().empty() && !request.has_link_bytes_per_second()) {
     return response->set_prediction_missing("NO_LINK_ASKED");
@@ -166,7 +166,7 @@ void PredictTime(const v1::PlanRequest& request, const TransferShape& shape, con
   work.kv_bytes = moved.KvBytesByFamily();
   work.wire_bytes = static_cast<double>(batch.wire_bytes);
   work.chunks = static_cast<double>(batch.chunks.size());
-  work.scans = scans;
+  work.reads = reads;
   const Prediction prediction = Predict(work, measured);
   if (measured.link.has_value()) response->set_link_bytes_per_second(*measured.link);
   if (prediction.missing != Missing::kNothing) {
@@ -189,8 +189,8 @@ absl::Status PlanNow(const ServiceContext& context, const v1::PlanRequest& reque
   const Measured measured = MeasuredFor(context, request);
   if (policy->auto_target_seconds > 0) {
     BudgetChoice choice;
-    const bool scans = ScansFirst(*policy, /*layerwise=*/false);
-    policy = ResolveAutoBudget(*std::move(policy), layers, request.token_count(), scans, measured, &choice);
+    const SourceReads reads = ReadsFirst(*policy, /*layerwise=*/false);
+    policy = ResolveAutoBudget(*std::move(policy), layers, request.token_count(), reads, measured, &choice);
     BudgetChoiceToProto(choice, response->mutable_budget_choice());
   }
 
@@ -223,7 +223,7 @@ absl::Status PlanNow(const ServiceContext& context, const v1::PlanRequest& reque
   FillTokenTiers(shape, *batch, scan, response);
   response->set_escaped_tokens(batch->escaped);
   response->set_predicted_distortion(PredictDistortion(shape, *batch, scan));
-  PredictTime(request, shape, *batch, ScansFirst(*policy, /*layerwise=*/false), measured, response);
+  PredictTime(request, shape, *batch, ReadsFirst(*policy, /*layerwise=*/false), measured, response);
   return absl::OkStatus();
 }
 

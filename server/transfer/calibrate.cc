@@ -10,6 +10,7 @@ namespace {
 
 constexpr ChunkDims kDims{128, 8, 128, DType::kFloat16, true};  // 512 KiB
 constexpr int kRuns = 3;
+constexpr uint32_t kSampledTokens = 4096;  // K of 8 MiB: a sample's time is that of the memory it comes from
 constexpr Tier kTierOfFamily[kTierFamilies] = {Tier::kRaw, Tier::kP8, Tier::kQ4};
 
 // Of float16 values between 1/8 and 8.
@@ -37,6 +38,24 @@ double Quickest(Clock* clock, const std::function<void()>& work) {
   return kRuns * static_cast<double>(quickest_ns) * 1e-9;
 }
 
+// K of many tokens, of zeros: what the values are costs nothing.
+void MeasureSample(const Backend& backend, Clock* clock, StageSpeeds* speeds) {
+  const size_t token_bytes = kDims.heads * kDims.head_dim * SizeOf(kDims.dtype);
+  const std::vector<uint8_t> plane(kSampledTokens * token_bytes);
+  std::vector<const uint8_t*> rows;
+  for (uint32_t t = 0; t < kSampledTokens; ++t) rows.push_back(plane.data() + t * token_bytes);
+  std::vector<uint8_t> out(kDims.tokens);
+  Workspace workspace;
+  const auto stride = static_cast<int64_t>(kDims.head_dim * SizeOf(kDims.dtype));
+  speeds->sampled_kv_bytes = kRuns * static_cast<double>(plane.size());
+  speeds->sample_seconds = Quickest(clock, [&] {
+    for (uint32_t first = 0; first < kSampledTokens; first += kDims.tokens) {
+      const SourcePlane source{rows.data() + first, stride, static_cast<int64_t>(SizeOf(kDims.dtype))};
+      backend.Spread(kDims, source, true, 0, &workspace, out.data());
+    }
+  });
+}
+
 }  // namespace
 
 StageSpeeds MeasureStages(const Backend& backend, Clock* clock) {
@@ -61,6 +80,7 @@ StageSpeeds MeasureStages(const Backend& backend, Clock* clock) {
     backend.Scan(kDims, source, scan.data());
     backend.Scan(kDims, source, scan.data());
   });
+  MeasureSample(backend, clock, &speeds);
   for (size_t family = 0; family < kTierFamilies; ++family) {
     const Tier tier = kTierOfFamily[family];
     const std::vector<uint8_t> tiers(kDims.tokens, TierMapByte(tier, tier));

@@ -22,6 +22,7 @@ void TransferManagerImpl::LearnSpeeds() {
     rates_.LearnDecoded(bytes, speeds.decode_seconds[family], now_ns);
   }
   rates_.LearnScanned(speeds.kv_bytes * options_.compute_threads, speeds.scan_seconds, now_ns);
+  rates_.LearnSampled(speeds.sampled_kv_bytes * options_.compute_threads, speeds.sample_seconds, now_ns);
 }
 
 // Replaces a budget that was left to the daemon by one for what is known now.
@@ -32,8 +33,8 @@ absl::Status TransferManagerImpl::ChooseBudgetOf(SenderSpec* spec) {
   const uint32_t tokens = spec->source->token_count();
   if (absl::Status ok = CheckPolicy(spec->policy, tokens, static_cast<uint32_t>(layers.size())); !ok.ok()) return ok;
   BudgetChoice choice;
-  const bool scans = ScansFirst(spec->policy, spec->layerwise);
-  spec->policy = ResolveAutoBudget(std::move(spec->policy), layers, tokens, scans, MeasuredOf(spec->peer), &choice);
+  const SourceReads reads = ReadsFirst(spec->policy, spec->layerwise);
+  spec->policy = ResolveAutoBudget(std::move(spec->policy), layers, tokens, reads, MeasuredOf(spec->peer), &choice);
   spec->choice = choice;
   parts_.metrics->CountBudgetChoice(static_cast<MetricBudgetReason>(choice.reason));
   return absl::OkStatus();

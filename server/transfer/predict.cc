@@ -52,7 +52,9 @@ Prediction Predict(const TransferWork& work, const Measured& measured) {
   const double parallel = Parallel(work, measured, kv_bytes);
   const std::optional<double> encode_alone = SecondsOf(work.kv_bytes, measured.encode);
   const std::optional<double> decode = DecodeSeconds(work, measured, parallel);
-  if (!encode_alone.has_value() || !decode.has_value() || (work.scans && !measured.scan.has_value())) {
+  const bool reads_known = (!work.reads.scans || measured.scan.has_value()) &&
+                           (!work.reads.samples || measured.sample.has_value());
+  if (!encode_alone.has_value() || !decode.has_value() || !reads_known) {
     return {Missing::kStage};
   }
   struct Stage {
@@ -70,7 +72,8 @@ Prediction Predict(const TransferWork& work, const Measured& measured) {
     fill += stage.one_chunk;
   }
   fill -= slowest.one_chunk;
-  const double scan = work.scans ? kv_bytes / *measured.scan : 0;
+  const double scan = (work.reads.scans ? kv_bytes / *measured.scan : 0) +
+                      (work.reads.samples ? kv_bytes / *measured.sample : 0);
   const double plan = measured.plan.has_value() ? kv_bytes / *measured.plan : 0;
   const double before = std::max(scan + plan, measured.setup_seconds.value_or(0));
   Limit limit = slowest.limit;
@@ -78,7 +81,8 @@ Prediction Predict(const TransferWork& work, const Measured& measured) {
   return {Missing::kNothing, before + slowest.all + fill, limit};
 }
 
-BudgetCurve BudgetCurveOf(const Policy& policy, const std::vector<PlanLayer>& layers, uint32_t tokens, bool scans) {
+BudgetCurve BudgetCurveOf(const Policy& policy, const std::vector<PlanLayer>& layers, uint32_t tokens,
+                          SourceReads reads) {
   const Ladder ladder = LadderOf(policy);
   TransferShape shape;
   shape.token_count = tokens;
@@ -96,7 +100,7 @@ BudgetCurve BudgetCurveOf(const Policy& policy, const std::vector<PlanLayer>& la
     curve.chunks += std::ceil(static_cast<double>(tokens) / step);
   }
   curve.chunks -= 1;
-  curve.scans = scans;
+  curve.reads = reads;
   curve.raw_allowed = ladder.back() == Rung{};
   for (size_t rung = 0; rung < ladder.size(); ++rung) {
     BudgetCurve::Point point;
@@ -120,7 +124,7 @@ TransferWork WorkAt(const BudgetCurve& curve, double budget) {
   const double bytes = budget * curve.kv_bytes;
   TransferWork work;
   work.chunks = curve.chunks;
-  work.scans = curve.scans;
+  work.reads = curve.reads;
   size_t above = 0;
   while (above < curve.points.size() && curve.points[above].wire_bytes <= bytes) ++above;
   const BudgetCurve::Point& low = curve.points[above == 0 ? 0 : above - 1];
@@ -157,7 +161,7 @@ BudgetChoice ChooseBudget(const BudgetCurve& curve, const Measured& measured, do
     TransferWork work;
     work.kv_bytes = curve.points.back().kv_bytes;
     work.wire_bytes = curve.points.back().wire_bytes;
-    work.chunks = curve.chunks;  // RAW needs no scan
+    work.chunks = curve.chunks;  // RAW reads nothing first
     const Prediction prediction = Predict(work, measured);
     if (prediction.missing == Missing::kLink) return choose(otherwise, BudgetReason::kLinkUnknown, std::nullopt);
     if (prediction.missing == Missing::kStage) return choose(otherwise, BudgetReason::kStageUnknown, std::nullopt);
@@ -184,9 +188,9 @@ BudgetChoice ChooseBudget(const BudgetCurve& curve, const Measured& measured, do
   return choose(min_budget, BudgetReason::kOutOfReach, last_seconds);
 }
 
-Policy ResolveAutoBudget(Policy policy, const std::vector<PlanLayer>& layers, uint32_t tokens, bool scans,
+Policy ResolveAutoBudget(Policy policy, const std::vector<PlanLayer>& layers, uint32_t tokens, SourceReads reads,
                          const Measured& measured, BudgetChoice* choice) {
-  *choice = ChooseBudget(BudgetCurveOf(policy, layers, tokens, scans), measured, policy.auto_target_seconds,
+  *choice = ChooseBudget(BudgetCurveOf(policy, layers, tokens, reads), measured, policy.auto_target_seconds,
                          policy.auto_min_budget, policy.budget);
   policy.budget = choice->budget;
   policy.soft_budget = true;
@@ -195,9 +199,11 @@ Policy ResolveAutoBudget(Policy policy, const std::vector<PlanLayer>& layers, ui
   return policy;
 }
 
-bool ScansFirst(const Policy& policy, bool layerwise) {
-  if (policy.allocator == Allocator::kRaw) return false;
-  return policy.importance == ImportanceSource::kKeyNorm || policy.strict_budget || ScanChooses(policy, layerwise);
+SourceReads ReadsFirst(const Policy& policy, bool layerwise) {
+  if (policy.allocator == Allocator::kRaw) return {};
+  const bool scans =
+      policy.importance == ImportanceSource::kKeyNorm || policy.strict_budget || ScanChooses(policy, layerwise);
+  return {scans, policy.allocator == Allocator::kOptimal};
 }
 
 }  // namespace spectrumkv

@@ -11,12 +11,19 @@
 
 namespace spectrumkv {
 
+// What a sender reads of the source before it plans.
+struct SourceReads {
+  bool scans = false;    // all of it
+  bool samples = false;  // OPTIMAL: a few values of each token
+};
+SourceReads ReadsFirst(const Policy& policy, bool layerwise);
+
 // Something to move.
 struct TransferWork {
   ByFamily kv_bytes{};  // by the family of the tier on the wire
   double wire_bytes = 0;
   double chunks = 1;
-  bool scans = false;  // the whole source is read before planning
+  SourceReads reads;
 };
 
 // What is not known and would be needed.
@@ -28,7 +35,7 @@ struct Prediction {
   Limit limited_by = Limit::kUnknown;
 };
 // Stages overlap: the slowest of encode, link and decode decides; one chunk must pass the others before and after it;
-// scan, plan and handshake come before. Families that nobody measured and that are less than a hundredth of the bytes
+// scan, sample, plan and handshake come before. Families that nobody measured and that are less than a hundredth of the bytes
 // go at the pace of the slowest known one. A peer whose decoder was never measured is taken to decode as this daemon
 // does.
 Prediction Predict(const TransferWork& work, const Measured& measured);
@@ -42,11 +49,12 @@ struct BudgetCurve {
   std::vector<Point> points;  // ascending by wire_bytes, not empty
   double kv_bytes = 0;
   double chunks = 1;
-  bool scans = false;
+  SourceReads reads;
   bool raw_allowed = false;  // the last point is RAW
 };
 // REQUIRES: a policy that CheckPolicy accepts, and an allocator that is BudgetDecides.
-BudgetCurve BudgetCurveOf(const Policy& policy, const std::vector<PlanLayer>& layers, uint32_t tokens, bool scans);
+BudgetCurve BudgetCurveOf(const Policy& policy, const std::vector<PlanLayer>& layers, uint32_t tokens,
+                          SourceReads reads);
 // Of a budget: as GREEDY does, the highest rung for all and the next one for as many as fit.
 TransferWork WorkAt(const BudgetCurve& curve, double budget);
 
@@ -76,10 +84,7 @@ BudgetChoice ChooseBudget(const BudgetCurve& curve, const Measured& measured, do
                           double otherwise);
 
 // The policy with the budget chosen in it, no longer open; `choice` says which.
-Policy ResolveAutoBudget(Policy policy, const std::vector<PlanLayer>& layers, uint32_t tokens, bool scans,
+Policy ResolveAutoBudget(Policy policy, const std::vector<PlanLayer>& layers, uint32_t tokens, SourceReads reads,
                          const Measured& measured, BudgetChoice* choice);
-
-// Does a sender look at the whole source before it plans?
-bool ScansFirst(const Policy& policy, bool layerwise);
 
 }  // namespace spectrumkv

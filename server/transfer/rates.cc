@@ -121,6 +121,7 @@ std::optional<double> RateBook::LearnSent(const SentSample& sample, int64_t now_
   std::lock_guard<std::mutex> lock(mutex_);
   encode_.Add(sample.kv_bytes, sample.encode_seconds, now_ns);
   scan_.Add(kv_bytes, sample.scan_seconds, now_ns);
+  sample_.Add(kv_bytes, sample.sample_seconds, now_ns);
   plan_.Add(kv_bytes, sample.plan_seconds, now_ns);
   if (sample.peer.empty()) return std::nullopt;
   Peer* peer = PeerOf(sample.peer);
@@ -143,6 +144,11 @@ void RateBook::LearnScanned(double kv_bytes, double seconds, int64_t now_ns) {
   scan_.Add(kv_bytes, seconds, now_ns);
 }
 
+void RateBook::LearnSampled(double kv_bytes, double seconds, int64_t now_ns) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  sample_.Add(kv_bytes, seconds, now_ns);
+}
+
 void RateBook::LearnEncoded(const ByFamily& kv_bytes, double seconds, int64_t now_ns) {
   std::lock_guard<std::mutex> lock(mutex_);
   encode_.Add(kv_bytes, seconds, now_ns);
@@ -156,6 +162,7 @@ Measured RateBook::Of(const std::string& peer, int64_t now_ns) const {
   measured.encode = encode_.rates();
   measured.own_decode = decode_.rates();
   measured.scan = scan_.rate();
+  measured.sample = sample_.rate();
   measured.plan = plan_.rate();
   auto found = peers_.find(peer);
   if (peer.empty()) {

@@ -67,7 +67,7 @@ struct SentSample {
   Limit limit = Limit::kUnknown;
   ByFamily kv_bytes{};
   double encode_seconds = 0;  // of all threads
-  double scan_seconds = 0, plan_seconds = 0;
+  double scan_seconds = 0, sample_seconds = 0, plan_seconds = 0;
   double decode_seconds = 0;  // while the receiver had a chunk
   double setup_seconds = 0;   // 0: not measured
 };
@@ -77,7 +77,7 @@ struct Measured {
   std::optional<double> link;  // wire bytes a second
   double link_age_seconds = 0;
   std::optional<double> setup_seconds;
-  std::optional<double> scan, plan;  // KV bytes a second, all threads
+  std::optional<double> scan, sample, plan;  // KV bytes a second, all threads
   FamilyRates encode;                // of one thread
   FamilyRates own_decode;            // of one thread
   FamilyRates peer_decode;           // of all threads of the peer
@@ -101,6 +101,7 @@ class RateBook {
   std::optional<double> LearnSent(const SentSample& sample, int64_t now_ns);
   void LearnDecoded(const ByFamily& kv_bytes, double seconds, int64_t now_ns);
   void LearnScanned(double kv_bytes, double seconds, int64_t now_ns);
+  void LearnSampled(double kv_bytes, double seconds, int64_t now_ns);
   void LearnEncoded(const ByFamily& kv_bytes, double seconds, int64_t now_ns);
 
   // `peer` empty: nobody knows yet who will fetch, so the slowest link of all.
@@ -122,7 +123,7 @@ class RateBook {
   const uint64_t inline_chunk_bytes_;
   mutable std::mutex mutex_;
   std::map<std::string, Peer> peers_;
-  RateEstimate scan_, plan_;
+  RateEstimate scan_, sample_, plan_;
   FamilyEstimate encode_, decode_;
 };
 

@@ -36,8 +36,9 @@ void ScanCut(const Backend& backend, const SourcePlanes& planes, const ChunkCut&
 absl::StatusOr<std::shared_ptr<SenderTransfer>> SenderTransfer::Create(TransferSetup setup, SenderSpec spec) {
   auto transfer = std::make_shared<SenderTransfer>(std::move(setup), std::move(spec));
   const Policy& policy = transfer->policy_;
-  transfer->scans_ = ScansFirst(policy, transfer->layerwise_);
-  transfer->samples_ = policy.allocator == Allocator::kOptimal;
+  const SourceReads reads = ReadsFirst(policy, transfer->layerwise_);
+  transfer->scans_ = reads.scans;
+  transfer->samples_ = reads.samples;
   if (ScanChooses(policy, transfer->layerwise_)) {
     if (transfer->layerwise_) {  // then by key norms
       return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_POLICY",

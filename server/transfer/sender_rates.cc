@@ -51,7 +51,9 @@ void SenderTransfer::Conclude() {
     }
     sample.kv_bytes = report.KvBytesByFamily();
     sample.encode_seconds = report.stage_seconds[static_cast<size_t>(Stage::kEncode)];
-    sample.scan_seconds = scans_ ? times_.scan_seconds : 0;
+    // Both are one stage: where both were at work it says nothing about either.
+    sample.scan_seconds = scans_ && !samples_ ? times_.scan_seconds : 0;
+    sample.sample_seconds = samples_ && !scans_ ? times_.scan_seconds : 0;
     sample.plan_seconds = times_.plan_seconds;
     sample.decode_seconds = times_.busy_seconds;
     if (dials() && report.attempts == 1)

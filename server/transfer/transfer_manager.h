@@ -58,6 +58,7 @@ struct StageSpeeds {
   double kv_bytes = 0;
   ByFamily encode_seconds{}, decode_seconds{};
   double scan_seconds = 0;
+  double sampled_kv_bytes = 0, sample_seconds = 0;  // what OPTIMAL reads
 };
 
 struct TransferOptions {

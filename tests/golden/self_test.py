@@ -57,9 +57,9 @@ def spread(plane, dtype, centred, skip):
     x = R.widen(plane.reshape(-1), dtype).reshape(plane.shape)
     tokens, heads, dim = x.shape
     values = heads * dim
-    parts = 4 if values >= 512 else 2 if values > 256 else 1
+    parts = 4 if values >= 256 else 2 if values > 128 else 1
     dims = min(max((dim // parts + 15) // 16 * 16, 32), dim)
-    step = max(heads * dims // 128, 1)
+    step = max(heads * dims // 64, 1)
     places = dim // dims
     pieces = [x[:, h, i % places * dims:(i % places + 1) * dims] for i, h in enumerate(range(0, heads, step))]
     x = np.stack(pieces, axis=1)

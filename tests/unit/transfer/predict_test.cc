@@ -69,8 +69,11 @@ TEST(Predict, WhatComesBeforeIsAdded) {
   measured.plan = 8000 * kMB;
   TransferWork work = Rotated(80 * kMB, 20 * kMB, 100);
   EXPECT_NEAR(Predict(work, measured).seconds, without + 0.05, 1e-9) << "planning overlaps the handshake";
-  work.scans = true;
+  work.reads.scans = true;
   EXPECT_NEAR(Predict(work, measured).seconds, without + 0.09, 1e-9);
+  work.reads.samples = true;
+  measured.sample = 4000 * kMB;
+  EXPECT_NEAR(Predict(work, measured).seconds, without + 0.11, 1e-9);
   measured.scan = 100 * kMB;
   EXPECT_EQ(Predict(work, measured).limited_by, Limit::kScan);
 }
@@ -92,8 +95,10 @@ TEST(Predict, SaysWhatIsMissingInsteadOfANumber) {
   EXPECT_EQ(Predict(Rotated(80 * kMB, 20 * kMB, 100), measured).missing, Missing::kStage);
   measured = Machine(100 * kMB);
   work = Rotated(80 * kMB, 20 * kMB, 100);
-  work.scans = true;
+  work.reads.scans = true;
   EXPECT_EQ(Predict(work, measured).missing, Missing::kStage) << "the scan was never measured";
+  work.reads = {false, true};
+  EXPECT_EQ(Predict(work, measured).missing, Missing::kStage) << "the sample was never measured";
 }
 
 // 32 layers of 8 heads of 128 float16 values.
@@ -109,7 +114,7 @@ std::vector<PlanLayer> Layers() {
 constexpr uint32_t kTokens = 4096;
 constexpr double kKv = 32.0 * kTokens * 8 * 128 * 2 * 2;  // 512 MiB
 
-BudgetCurve Curve(Policy policy = {}) { return BudgetCurveOf(policy, Layers(), kTokens, false); }
+BudgetCurve Curve(Policy policy = {}) { return BudgetCurveOf(policy, Layers(), kTokens, {}); }
 
 TEST(BudgetCurve, HasAPointForEachRung) {
   const BudgetCurve curve = Curve();
@@ -242,18 +247,37 @@ TEST(ChooseBudget, IsMonotonic) {
   }
 }
 
+// The time of OPTIMAL's sample is part of what a budget is chosen for; RAW does without.
+TEST(ResolveAutoBudget, CountsTheSample) {
+  Policy policy;
+  policy.allocator = Allocator::kOptimal;
+  policy.auto_target_seconds = 2;
+  Measured measured = Machine(125 * kMB);
+  measured.sample = kKv / 0.5;
+  const SourceReads reads = ReadsFirst(policy, false);
+  EXPECT_TRUE(reads.samples);
+  EXPECT_FALSE(reads.scans);
+  BudgetChoice with, without;
+  ResolveAutoBudget(policy, Layers(), kTokens, reads, measured, &with);
+  ResolveAutoBudget(policy, Layers(), kTokens, {}, measured, &without);
+  EXPECT_EQ(with.reason, BudgetReason::kMeetsTarget);
+  EXPECT_NEAR(without.budget - with.budget, 0.5 * measured.link.value() / kKv, 0.02);
+  policy.allocator = Allocator::kRaw;
+  EXPECT_FALSE(ReadsFirst(policy, false).samples);
+}
+
 TEST(ResolveAutoBudget, LeavesAnOrdinaryPolicy) {
   Policy policy;
   policy.auto_target_seconds = 2;
   BudgetChoice choice;
-  const Policy chosen = ResolveAutoBudget(policy, Layers(), kTokens, false, Machine(125 * kMB), &choice);
+  const Policy chosen = ResolveAutoBudget(policy, Layers(), kTokens, {}, Machine(125 * kMB), &choice);
   EXPECT_EQ(chosen.budget, choice.budget);
   EXPECT_EQ(chosen.allocator, Allocator::kGreedy);
   EXPECT_TRUE(chosen.soft_budget);
   EXPECT_EQ(chosen.auto_target_seconds, 0);
   EXPECT_TRUE(Planner::Create(chosen, Layers(), kTokens).ok());
   policy.auto_target_seconds = 5;
-  const Policy raw = ResolveAutoBudget(policy, Layers(), kTokens, false, Machine(125 * kMB), &choice);
+  const Policy raw = ResolveAutoBudget(policy, Layers(), kTokens, {}, Machine(125 * kMB), &choice);
   EXPECT_EQ(raw.allocator, Allocator::kRaw);
   EXPECT_TRUE(Planner::Create(raw, Layers(), kTokens).ok()) << "headers make RAW a little larger than 1";
 }

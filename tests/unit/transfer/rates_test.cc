@@ -183,6 +183,8 @@ TEST(MeasureStages, KnowsEveryFamilyFromTheStart) {
   const std::unique_ptr<Clock> clock = NewSystemClock();
   const StageSpeeds speeds = MeasureStages(*ScalarBackend(), clock.get());
   EXPECT_GT(speeds.scan_seconds, 0);
+  EXPECT_GT(speeds.sample_seconds, 0);
+  EXPECT_GT(speeds.sampled_kv_bytes, 0);
   RateBook book(2, 0);
   for (size_t family = 0; family < kTierFamilies; ++family) {
     ByFamily bytes{};
