@@ -13,6 +13,11 @@
 #endif
 
 #define SPECTRUMKV_DEVICE static __device__ __forceinline__
+#if defined(__CUDACC__)
+#define SPECTRUMKV_UNROLL _Pragma("unroll")
+#else
+#define SPECTRUMKV_UNROLL
+#endif
 #define SPECTRUMKV_KERNEL(threads) __global__ void __launch_bounds__(threads)
 
 namespace spectrumkv::gpu {

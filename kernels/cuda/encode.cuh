@@ -23,21 +23,21 @@ Centre(const ChunkArgs args) {
     if (!IsRotated(TierAt(args, t, 0))) continue;
     ++rotated;
     const uint8_t* cell = TokenAt(args.k, t) + mine.head * args.k.head_stride_bytes;
-#pragma unroll
+SPECTRUMKV_UNROLL
     for (int s = 0; s < kSets; ++s) {
       uint32_t unit;
       if (!UnitOf(args, mine.lane, s, &unit)) continue;
       const Words<kType> words =
           LoadWords<kType>(cell + unit * kLaneValues * args.k.dim_stride_bytes, args.k.dim_stride_bytes);
-#pragma unroll
+SPECTRUMKV_UNROLL
       for (int i = 0; i < static_cast<int>(kLaneValues); ++i) x[s][i] += ValueAt(words, i);
     }
   }
   uint32_t largest = 0;
   const float count = static_cast<float>(rotated == 0 ? 1 : rotated);
-#pragma unroll
+SPECTRUMKV_UNROLL
   for (int s = 0; s < kSets; ++s) {
-#pragma unroll
+SPECTRUMKV_UNROLL
     for (int i = 0; i < static_cast<int>(kLaneValues); ++i) {
       x[s][i] = x[s][i] / count;
       largest = MaxOf(largest, FloatBits(x[s][i]) & 0x7FFFFFFF);
@@ -50,7 +50,7 @@ Centre(const ChunkArgs args) {
   if (mine.lane == 0) {
     StoreAs<uint16_t>(args.chunk + places.centre_scales + centre * 2, static_cast<uint16_t>(scale.bits));
   }
-#pragma unroll
+SPECTRUMKV_UNROLL
   for (int s = 0; s < kSets; ++s) {
     uint32_t unit;
     if (!UnitOf(args, mine.lane, s, &unit)) continue;
@@ -63,7 +63,7 @@ Centre(const ChunkArgs args) {
 template <int kSets>
 SPECTRUMKV_DEVICE void PlaceCodes(const ChunkArgs& args, Tier tier, uint32_t lane, const float (&x)[kSets][kLaneValues],
                                   float reciprocal, uint8_t* codes, uint8_t* staged) {
-#pragma unroll
+SPECTRUMKV_UNROLL
   for (int s = 0; s < kSets; ++s) {
     uint32_t unit;
     if (!UnitOf(args, lane, s, &unit)) continue;
@@ -92,7 +92,7 @@ SPECTRUMKV_DEVICE void ReadCell(const ChunkArgs& args, const ChunkPlaces& places
   if (mine.plane != 0) plane = args.v;
   const uint8_t* cell = TokenAt(plane, mine.token) + mine.head * plane.head_stride_bytes;
   const bool centred = mine.plane == 0 && IsRotated(tier);
-#pragma unroll
+SPECTRUMKV_UNROLL
   for (int s = 0; s < kSets; ++s) {
     uint32_t unit;
     if (!UnitOf(args, mine.lane, s, &unit)) continue;
@@ -102,11 +102,11 @@ SPECTRUMKV_DEVICE void ReadCell(const ChunkArgs& args, const ChunkPlaces& places
       StoreWhole<kType>(codes + unit * kLaneValues * SizeOf(kType), words);
       continue;
     }
-#pragma unroll
+SPECTRUMKV_UNROLL
     for (int i = 0; i < static_cast<int>(kLaneValues); ++i) x[s][i] = ValueAt(words, i);
     if (!centred) continue;
     const CentreValues centre = LoadCentre(args, places, mine.token, mine.head, unit);
-#pragma unroll
+SPECTRUMKV_UNROLL
     for (int i = 0; i < static_cast<int>(kLaneValues); ++i) x[s][i] -= CentreAt(centre, i);
   }
 }
@@ -131,9 +131,9 @@ Encode(const ChunkArgs args) {
   }
   RotateCell<kSets>(x, args.rotation, IsRotated(tier));
   uint32_t largest = 0;
-#pragma unroll
+SPECTRUMKV_UNROLL
   for (int s = 0; s < kSets; ++s) {
-#pragma unroll
+SPECTRUMKV_UNROLL
     for (int i = 0; i < static_cast<int>(kLaneValues); ++i) largest = MaxOf(largest, FloatBits(x[s][i]) & 0x7FFFFFFF);
   }
   largest = CellMax(largest, args.cell_lanes);
@@ -146,7 +146,7 @@ Encode(const ChunkArgs args) {
   }
   __syncwarp(kAllLanes);
   if (tier == Tier::kRaw || tier == Tier::kP8 || tier == Tier::kQ8) return;
-#pragma unroll
+SPECTRUMKV_UNROLL
   for (int s = 0; s < kSets; ++s) {
     uint32_t unit;
     if (UnitOf(args, mine.lane, s, &unit)) PackUnit(tier, cell_codes, args.head_dim, unit, codes);

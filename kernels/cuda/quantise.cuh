@@ -33,7 +33,7 @@ SPECTRUMKV_DEVICE uint32_t CodeOf(Tier tier, float x, float reciprocal) {
 // One code a byte.
 SPECTRUMKV_DEVICE uint2 CodesOfEight(Tier tier, const float (&x)[kLaneValues], float reciprocal) {
   uint2 codes = make_uint2(0, 0);
-#pragma unroll
+SPECTRUMKV_UNROLL
   for (int i = 0; i < 4; ++i) {
     codes.x |= CodeOf(tier, x[i], reciprocal) << (8 * i);
     codes.y |= CodeOf(tier, x[i + 4], reciprocal) << (8 * i);
