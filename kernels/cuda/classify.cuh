@@ -53,7 +53,7 @@ Classify(const ChunkArgs args) {
   const uint32_t asked = args.requested[token];
   uint32_t tiers = 0, escaped = 0, nonfinite = 0;
   for (uint32_t p = 0; p < args.planes; ++p) {
-    const PlaneClass found = ClassifyPlane<kType>(args, p == 0 ? args.k : args.v, token, lane);
+    const PlaneClass found = ClassifyPlane<kType>(args, PlaneOf(args, p), token, lane);
     const uint32_t tier = asked >> (4 * p) & 15;
     const bool escapes = Escapes(static_cast<Tier>(tier), ClassOf(found.magnitude, limits));
     if (!escapes) tiers |= tier << (4 * p);

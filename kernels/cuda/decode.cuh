@@ -130,8 +130,7 @@ SPECTRUMKV_DEVICE Words<kTo> ReadRaw(const uint8_t* codes, DType from, uint32_t 
 template <DType kTo, int kSets>
 SPECTRUMKV_DEVICE void WriteCell(const ChunkArgs& args, const CellOfLane& mine, Tier tier, const uint8_t* codes,
                                  const float (&x)[kSets][kLaneValues]) {
-  DevicePlane plane = args.k;
-  if (mine.plane != 0) plane = args.v;
+  const DevicePlane plane = PlaneOf(args, mine.plane);
   uint8_t* cell = TokenAt(plane, mine.token) + mine.head * plane.head_stride_bytes;
   const bool centred = mine.plane == 0 && IsRotated(tier);
   const ChunkPlaces places = *args.work.chunk;

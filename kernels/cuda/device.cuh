@@ -26,13 +26,19 @@ constexpr uint32_t kAllLanes = 0xFFFFFFFF;
 
 #if defined(__CUDACC__)
 
+// Tells the compiler that a pointer it did not get from the kernel's arguments alone is global memory: a generic access
+// costs more.
+SPECTRUMKV_DEVICE void AssumeGlobal(const void* pointer) { __builtin_assume(__isGlobal(pointer)); }
+
 // Global memory. REQUIRES: the alignment of T.
 template <typename T>
 SPECTRUMKV_DEVICE T LoadAs(const uint8_t* from) {
+  AssumeGlobal(from);
   return *reinterpret_cast<const T*>(from);
 }
 template <typename T>
 SPECTRUMKV_DEVICE void StoreAs(uint8_t* to, const T& value) {
+  AssumeGlobal(to);
   // An assignment of 16 bytes may be split into four stores; this one stays whole.
   if constexpr (sizeof(T) == 16) {
     __stcs(reinterpret_cast<T*>(to), value);

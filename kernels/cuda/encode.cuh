@@ -88,8 +88,7 @@ SPECTRUMKV_DEVICE void StoreScale(Tier tier, uint8_t* scales, uint32_t head, uin
 template <DType kType, int kSets>
 SPECTRUMKV_DEVICE void ReadCell(const ChunkArgs& args, const ChunkPlaces& places, const CellOfLane& mine, Tier tier,
                                 uint8_t* codes, float (&x)[kSets][kLaneValues]) {
-  DevicePlane plane = args.k;
-  if (mine.plane != 0) plane = args.v;
+  const DevicePlane plane = PlaneOf(args, mine.plane);
   const uint8_t* cell = TokenAt(plane, mine.token) + mine.head * plane.head_stride_bytes;
   const bool centred = mine.plane == 0 && IsRotated(tier);
 SPECTRUMKV_UNROLL

@@ -9,16 +9,12 @@ namespace {
 
 bool Aligned(const void* pointer, size_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
-// Threads of a grid are counted in 32 bits.
-constexpr uint64_t kMaxThreads = uint64_t{1} << 31;
-
+// In these ranges no kernel counts more than 2^29 threads, which fit in 32 bits.
 const char* CheckDims(const ChunkDims& dims) {
   if (dims.tokens < 1 || dims.tokens > kMaxChunkTokens) return "dims.tokens";
   if (dims.heads < 1 || dims.heads > kMaxHeads) return "dims.heads";
   if (dims.head_dim < 8 || dims.head_dim > kMaxHeadDim || dims.head_dim % 8 != 0) return "dims.head_dim";
   if (dims.dtype < DType::kFloat16 || dims.dtype > DType::kFloat32) return "dims.dtype";
-  // With the lanes that small or odd cells leave idle: 8 values a lane, at most twice as many lanes.
-  if (uint64_t{dims.tokens} * dims.heads * dims.head_dim / 8 * 4 > kMaxThreads) return "dims: too many values";
   return nullptr;
 }
 

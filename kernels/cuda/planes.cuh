@@ -137,8 +137,22 @@ SPECTRUMKV_UNROLL
   }
 }
 
+// K or V. Field by field: a copy of a whole struct may go by way of local memory.
+SPECTRUMKV_DEVICE DevicePlane PlaneOf(const ChunkArgs& args, uint32_t plane) {
+  const bool v = plane != 0;
+  DevicePlane chosen;
+  chosen.base = v ? args.v.base : args.k.base;
+  chosen.runs = v ? args.v.runs : args.k.runs;
+  chosen.run_count = v ? args.v.run_count : args.k.run_count;
+  chosen.token_stride_bytes = v ? args.v.token_stride_bytes : args.k.token_stride_bytes;
+  chosen.head_stride_bytes = v ? args.v.head_stride_bytes : args.k.head_stride_bytes;
+  chosen.dim_stride_bytes = v ? args.v.dim_stride_bytes : args.k.dim_stride_bytes;
+  return chosen;
+}
+
 // Head 0 of a token: the last run that does not begin after it.
 SPECTRUMKV_DEVICE uint8_t* TokenAt(const DevicePlane& plane, uint32_t token) {
+  AssumeGlobal(plane.runs);
   uint32_t first = 0, count = plane.run_count;
   while (count > 1) {
     const uint32_t half = count / 2;

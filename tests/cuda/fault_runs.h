@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -17,10 +18,11 @@ struct FaultRun {
 
 // make_launcher(options) gives a Launcher; Fault is what it throws.
 template <typename Fault, typename MakeLauncher>
-FaultRun RunFault(void (*kernel)(const gpu::FaultArgs), shim::Order order, const MakeLauncher& make_launcher) {
+FaultRun RunFault(void (*kernel)(const gpu::FaultArgs), shim::Order order, const MakeLauncher& make_launcher,
+                  uint8_t first = 0) {
   constexpr size_t kBytes = 64 + 4 * gpu::kFaultThreads;
   alignas(16) static uint8_t memory[kBytes];
-  for (size_t i = 0; i < kBytes; ++i) memory[i] = static_cast<uint8_t>(i * 7);
+  for (size_t i = 0; i < kBytes; ++i) memory[i] = static_cast<uint8_t>(first + i * 7);
   FaultRun run;
   try {
     auto launch = make_launcher(shim::Options{order, 3, {{memory, kBytes}}});
@@ -48,14 +50,24 @@ void ExpectRefused(void (*right)(const gpu::FaultArgs), void (*faulty)(const gpu
   }
 }
 
-// A missing barrier shows as a result that depends on the order.
+// A missing barrier shows as a result that depends on the order. Each run has other values, so that what an earlier one
+// left in shared memory is never right.
 template <typename Fault, typename MakeLauncher>
 void ExpectOrderShows(const MakeLauncher& make_launcher) {
-  const FaultRun right = RunFault<Fault>(gpu::MissingBarrier<false>, shim::Order::kForward, make_launcher);
   int wrong = 0;
-  for (shim::Order order : kOrders) {
-    EXPECT_TRUE(RunFault<Fault>(gpu::MissingBarrier<false>, order, make_launcher).memory == right.memory);
-    wrong += RunFault<Fault>(gpu::MissingBarrier<true>, order, make_launcher).memory != right.memory ? 1 : 0;
+  for (uint8_t first = 0; first < 3; ++first) {
+    std::vector<uint8_t> expected(gpu::kFaultThreads);
+    for (size_t t = 0; t < expected.size(); ++t) {
+      expected[t] = static_cast<uint8_t>(first * 2 + (expected.size() - 1 - t) * 7 + 1);
+    }
+    const auto equals = [&](void (*kernel)(const gpu::FaultArgs), uint8_t values) {
+      const FaultRun run = RunFault<Fault>(kernel, kOrders[first], make_launcher, values);
+      return std::equal(expected.begin(), expected.end(), run.memory.begin());
+    };
+    EXPECT_TRUE(equals(gpu::MissingBarrier<false>, static_cast<uint8_t>(first * 2)));
+    // Leaves other values in the shared memory of the faulty form too.
+    RunFault<Fault>(gpu::MissingBarrier<true>, kOrders[first], make_launcher, static_cast<uint8_t>(first * 2 + 1));
+    wrong += equals(gpu::MissingBarrier<true>, static_cast<uint8_t>(first * 2)) ? 0 : 1;
   }
   EXPECT_EQ(wrong, 3);
 }

@@ -141,6 +141,7 @@ void RunBlock(std::mt19937* random) {
   for (Fiber& fiber : grid.fibers) {
     fiber.waiting = Op::kNone;
     fiber.done = false;
+    CleanStack(fiber.stack.get(), kStackBytes);
     MakeContext(&fiber.context, fiber.stack.get(), kStackBytes, Entry);
     turns[fiber.index] = fiber.index;
   }
@@ -164,22 +165,17 @@ void RunBlock(std::mt19937* random) {
   Acquire(&grid.ended);
 }
 
-// Stacks are kept between launches.
-std::vector<Fiber>& SpareFibers() {
-  static std::vector<Fiber> fibers;
-  return fibers;
-}
-
 }  // namespace
 
 void RunGrid(const Options& options, uint32_t blocks, uint32_t threads, const std::function<void()>& body) {
   const Unwatched here;
-  Grid grid;
+  // Static: after a launch no watched code may come to where a fiber's last, unordered reads were. Stacks are kept.
+  static Grid grid;
+  grid.fault.clear();
   grid.options = &options;
   grid.blocks = blocks;
   grid.threads = threads;
   grid.body = &body;
-  grid.fibers = std::move(SpareFibers());
   grid.fibers.resize(threads);
   grid.warp_waiting.resize((threads + kLanes - 1) / kLanes);
   for (uint32_t i = 0; i < threads; ++i) {
@@ -201,7 +197,6 @@ void RunGrid(const Options& options, uint32_t blocks, uint32_t threads, const st
 #if defined(__SANITIZE_THREAD__)
       for (Fiber& fiber : grid->fibers) __tsan_destroy_fiber(fiber.marks.tsan);
 #endif
-      SpareFibers() = std::move(grid->fibers);
       now = nullptr;
     }
   } leave{&grid};

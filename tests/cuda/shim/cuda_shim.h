@@ -61,6 +61,8 @@ inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long v
 
 namespace spectrumkv::gpu {
 
+inline void AssumeGlobal(const void*) {}
+
 template <typename T>
 T LoadAs(const uint8_t* from) {
   shim::CheckAccess(from, sizeof(T), "load");

@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 #if defined(__SANITIZE_THREAD__)
@@ -46,6 +47,13 @@ inline void Release([[maybe_unused]] void* p) {
 inline void Acquire([[maybe_unused]] void* p) {
 #if defined(__SANITIZE_THREAD__)
   __tsan_acquire(p);
+#endif
+}
+
+// A stack that will be used anew: frames that never returned left their marks on it.
+inline void CleanStack([[maybe_unused]] char* stack, [[maybe_unused]] size_t bytes) {
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_unpoison_memory_region(stack, bytes);
 #endif
 }
 
