@@ -4,9 +4,10 @@
 set(SPECTRUMKV_HAVE_CUDA FALSE)
 # Compiled to machine code; PTX for the last, which later devices compile when they load it.
 set(SPECTRUMKV_CUDA_ARCHITECTURES 80 90 100 120)
-# Contraction would change results (proto/WIRE_FORMAT.md, section Arithmetic); no fast math for the same reason.
-set(SPECTRUMKV_NVCC_FLAGS -std=c++20 -O3 -fmad=false --expt-relaxed-constexpr -Werror all-warnings
+set(SPECTRUMKV_NVCC_FLAGS -std=c++20 -O3 --expt-relaxed-constexpr -Werror all-warnings
   -I ${PROJECT_SOURCE_DIR})
+# Contraction would change results (proto/WIRE_FORMAT.md, section Arithmetic), and so would fast math.
+set(SPECTRUMKV_NVCC_ARITHMETIC -fmad=false)
 
 if(NOT SPECTRUMKV_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "SPECTRUMKV_CUDA is ${SPECTRUMKV_CUDA}; it must be AUTO, ON or OFF")
@@ -48,14 +49,14 @@ function(spectrumkv_nvcc_object source out)
   endforeach()
   list(APPEND code -gencode arch=compute_${last},code=compute_${last})
   add_custom_command(OUTPUT ${object}
-    COMMAND ${SPECTRUMKV_NVCC} ${SPECTRUMKV_NVCC_FLAGS} ${code} -Xcompiler -fPIC -MD -MF ${object}.d -MT ${object}
+    COMMAND ${SPECTRUMKV_NVCC} ${SPECTRUMKV_NVCC_FLAGS} ${SPECTRUMKV_NVCC_ARITHMETIC} ${code} -Xcompiler -fPIC -MD -MF ${object}.d -MT ${object}
       -c ${CMAKE_CURRENT_SOURCE_DIR}/${source} -o ${object}
     DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${source} DEPFILE ${object}.d VERBATIM
     COMMENT "nvcc ${source} for ${SPECTRUMKV_CUDA_ARCHITECTURES}")
   set(${out} ${object} PARENT_SCOPE)
 endfunction()
 
-# Compiles a .cu file (a full path) to PTX for one architecture, as `ptx`, with further flags behind.
+# Compiles a .cu file (a full path) to PTX for one architecture, as `ptx`, with the flags for arithmetic given behind.
 function(spectrumkv_nvcc_ptx source architecture ptx)
   add_custom_command(OUTPUT ${ptx}
     COMMAND ${SPECTRUMKV_NVCC} ${SPECTRUMKV_NVCC_FLAGS} ${ARGN} -arch=compute_${architecture} -ptx

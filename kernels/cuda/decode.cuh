@@ -126,36 +126,49 @@ SPECTRUMKV_DEVICE Words<kTo> ReadRaw(const uint8_t* codes, DType from, uint32_t 
   return ConvertUnit<kTo, DType::kFloat32>(codes, changed);
 }
 
-// Adds the centre where there is one, and writes the lane's values.
+// Where a lane's values go.
+SPECTRUMKV_DEVICE uint8_t* TargetOf(const DevicePlane& plane, const CellOfLane& mine, uint32_t unit) {
+  return TokenAt(plane, mine.token) + mine.head * plane.head_stride_bytes +
+         unit * kLaneValues * plane.dim_stride_bytes;
+}
+
+// A RAW cell, from the chunk to its place.
 template <DType kTo, int kSets>
-SPECTRUMKV_DEVICE void WriteCell(const ChunkArgs& args, const CellOfLane& mine, Tier tier, const uint8_t* codes,
-                                 const float (&x)[kSets][kLaneValues]) {
+SPECTRUMKV_DEVICE void CopyCell(const ChunkArgs& args, const CellOfLane& mine, const uint8_t* codes) {
   const DevicePlane plane = PlaneOf(args, mine.plane);
-  uint8_t* cell = TokenAt(plane, mine.token) + mine.head * plane.head_stride_bytes;
-  const bool centred = mine.plane == 0 && IsRotated(tier);
-  const ChunkPlaces places = *args.work.chunk;
   uint32_t changed = 0;
-SPECTRUMKV_UNROLL
   for (int s = 0; s < kSets; ++s) {
     uint32_t unit;
     if (!UnitOf(args, mine.lane, s, &unit)) continue;
-    Words<kTo> words;
-    if (tier == Tier::kRaw) {
-      words = ReadRaw<kTo>(codes, args.dtype, unit, &changed);
-    } else {
-      CentreValues centre{};
-      if (centred) centre = LoadCentre(args, places, mine.token, mine.head, unit);
-SPECTRUMKV_UNROLL
-      for (int i = 0; i < static_cast<int>(kLaneValues); ++i) {
-        const float y = centred ? x[s][i] + CentreAt(centre, i) : x[s][i];
-        SetWord(&words, i, NarrowTo<kTo>(y));
-      }
-    }
-    StoreWords<kTo>(cell + unit * kLaneValues * plane.dim_stride_bytes, plane.dim_stride_bytes, words);
+    const Words<kTo> words = ReadRaw<kTo>(codes, args.dtype, unit, &changed);
+    StoreWords<kTo>(TargetOf(plane, mine, unit), plane.dim_stride_bytes, words);
   }
   if (changed != 0) {
     atomicAdd(reinterpret_cast<unsigned long long*>(&args.report->rounded_words),
               static_cast<unsigned long long>(changed));
+  }
+}
+
+// Adds the centre where there is one, and writes the lane's values.
+template <DType kTo, int kSets>
+SPECTRUMKV_DEVICE void WriteCell(const ChunkArgs& args, const CellOfLane& mine, Tier tier,
+                                 const float (&x)[kSets][kLaneValues]) {
+  const DevicePlane plane = PlaneOf(args, mine.plane);
+  const bool centred = mine.plane == 0 && IsRotated(tier);
+  const ChunkPlaces places = *args.work.chunk;
+SPECTRUMKV_UNROLL
+  for (int s = 0; s < kSets; ++s) {
+    uint32_t unit;
+    if (!UnitOf(args, mine.lane, s, &unit)) continue;
+    CentreValues centre{};
+    if (centred) centre = LoadCentre(args, places, mine.token, mine.head, unit);
+    Words<kTo> words;
+SPECTRUMKV_UNROLL
+    for (int i = 0; i < static_cast<int>(kLaneValues); ++i) {
+      const float y = centred ? x[s][i] + CentreAt(centre, i) : x[s][i];
+      SetWord(&words, i, NarrowTo<kTo>(y));
+    }
+    StoreWords<kTo>(TargetOf(plane, mine, unit), plane.dim_stride_bytes, words);
   }
 }
 
@@ -165,12 +178,14 @@ SPECTRUMKV_KERNEL(kCellThreads)
 Decode(const ChunkArgs args) {
   const CellOfLane mine = CellOf(args, args.planes, args.tokens);
   const Tier tier = mine.live ? TierAt(args, mine.token, mine.plane) : Tier::kRaw;
-  const uint8_t* codes = args.chunk;
   float x[kSets][kLaneValues] = {};
   if (mine.live) {
     const CellPlace place = args.work.cells[mine.plane * args.tokens + mine.token];
-    codes += place.codes + static_cast<uint64_t>(mine.head) * CellCodeBytes(tier, args.head_dim, WordBytes(args.dtype));
-    if (tier != Tier::kRaw) {
+    const uint8_t* codes = args.chunk + place.codes +
+                           static_cast<uint64_t>(mine.head) * CellCodeBytes(tier, args.head_dim, WordBytes(args.dtype));
+    if (tier == Tier::kRaw) {
+      CopyCell<kTo, kSets>(args, mine, codes);
+    } else {
       const float scale = ScaleValueOf(tier, args.chunk + place.scales, mine.head);
 SPECTRUMKV_UNROLL
       for (int s = 0; s < kSets; ++s) {
@@ -180,7 +195,7 @@ SPECTRUMKV_UNROLL
     }
   }
   RotateCell<kSets>(x, args.rotation, IsRotated(tier));
-  if (mine.live) WriteCell<kTo, kSets>(args, mine, tier, codes, x);
+  if (mine.live && tier != Tier::kRaw) WriteCell<kTo, kSets>(args, mine, tier, x);
 }
 
 }  // namespace spectrumkv::gpu

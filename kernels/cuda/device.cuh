@@ -18,7 +18,7 @@
 #else
 #define SPECTRUMKV_UNROLL
 #endif
-#define SPECTRUMKV_KERNEL(threads) __global__ void __launch_bounds__(threads)
+#define SPECTRUMKV_KERNEL(threads) __global__ void __launch_bounds__(threads, kBlocksPerMultiprocessor)
 
 namespace spectrumkv::gpu {
 

@@ -9,10 +9,8 @@ import shutil
 import subprocess
 import sys
 
-# Registers a thread, by the sets of eight values that a lane holds (1, 2, 4). Tightened when a kernel gets better; at 80
-# a multiprocessor holds 24 warps, at 48 it holds 40.
-MOST_REGISTERS = {1: 56, 2: 64, 4: 88}
-MOST_REGISTERS_OTHERS = 64
+# Registers a thread: what kBlocksPerMultiprocessor (kernels/cuda/tuning.h) blocks of 128 threads leave to each.
+MOST_REGISTERS = 80
 # (load, store) of 16 bytes, by kernel: what must be there at all.
 WIDE = {"Classify": (1, 0), "Centre": (1, 0), "Encode": (1, 1), "Decode": (1, 1), "Scan": (1, 0), "Zero": (0, 1)}
 KERNELS = {"Classify": 3, "Layout": 2, "Centre": 9, "Encode": 9, "Decode": 9, "Scan": 3, "Zero": 3}
@@ -49,9 +47,8 @@ def check_usage(text, architecture, problems):
         counts[kernel] = counts.get(kernel, 0) + 1
         most = max(most, int(registers))
         where = f"sm_{architecture} {kernel}<{dtype}, {sets}>"
-        limit = MOST_REGISTERS[sets] if kernel in ("Centre", "Encode", "Decode") else MOST_REGISTERS_OTHERS
-        if int(registers) > limit:
-            problems.append(f"{where}: {registers} registers, the limit is {limit}")
+        if int(registers) > MOST_REGISTERS:
+            problems.append(f"{where}: {registers} registers, the limit is {MOST_REGISTERS}")
         if int(stack) or int(local):
             problems.append(f"{where}: spills or local memory (stack {stack}, local {local})")
     if counts != KERNELS:

@@ -22,7 +22,12 @@ void Seed(void (*kernel)(const gpu::FaultArgs)) {
 
 int RunCases() {
   uint64_t seed = 0, checks = 0;
-  for (uint32_t head_dim : {8u, 80u, 128u, 320u, 1024u}) {
+#if defined(__SANITIZE_THREAD__)
+  const std::vector<uint32_t> head_dims = {80, 320};  // some twenty times slower
+#else
+  const std::vector<uint32_t> head_dims = {8, 80, 128, 320, 1024};
+#endif
+  for (uint32_t head_dim : head_dims) {
     for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
       CodecCase test;
       test.dims = ChunkDims{head_dim <= 128 ? 9u : 7u, head_dim <= 128 ? 2u : 1u, head_dim, dtype, true};

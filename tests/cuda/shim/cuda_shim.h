@@ -16,7 +16,7 @@
 #define __forceinline__ inline __attribute__((always_inline, unused))
 #define __shared__ static
 #define __align__(bytes) __attribute__((aligned(bytes)))
-#define __launch_bounds__(threads)
+#define __launch_bounds__(threads, blocks)
 #define threadIdx (::spectrumkv::shim::ThreadIndex())
 #define blockIdx (::spectrumkv::shim::BlockIndex())
 #define blockDim (::spectrumkv::shim::BlockSize())
