@@ -17,11 +17,11 @@ SPECTRUMKV_DEVICE bool UnitOf(const ChunkArgs& args, uint32_t lane, int set, uin
 template <int kSets>
 SPECTRUMKV_DEVICE void RotateCell(float (&x)[kSets][kLaneValues], uint32_t rotation, bool rotated) {
   if (rotated) {
-SPECTRUMKV_UNROLL
+    SPECTRUMKV_UNROLL
     for (int s = 0; s < kSets; ++s) {
-SPECTRUMKV_UNROLL
+      SPECTRUMKV_UNROLL
       for (int h = 1; h < static_cast<int>(kLaneValues); h *= 2) {
-SPECTRUMKV_UNROLL
+        SPECTRUMKV_UNROLL
         for (int i = 0; i < static_cast<int>(kLaneValues); ++i) {
           if ((i & h) != 0) continue;
           const float a = x[s][i], b = x[s][i + h];
@@ -33,13 +33,14 @@ SPECTRUMKV_UNROLL
   }
   if (__ballot_sync(kAllLanes, rotated) == 0) return;  // the whole warp
   for (uint32_t pair = 1; pair * kLaneValues < rotation; pair *= 2) {
-    const bool upper = (threadIdx.x & pair) != 0;
-SPECTRUMKV_UNROLL
+    // other - x in the upper lane of a pair is other + -x.
+    const uint32_t sign = (threadIdx.x & pair) != 0 ? 0x80000000u : 0u;
+    SPECTRUMKV_UNROLL
     for (int s = 0; s < kSets; ++s) {
-SPECTRUMKV_UNROLL
+      SPECTRUMKV_UNROLL
       for (int i = 0; i < static_cast<int>(kLaneValues); ++i) {
         const float other = __shfl_xor_sync(kAllLanes, x[s][i], static_cast<int>(pair));
-        const float turned = upper ? other - x[s][i] : x[s][i] + other;
+        const float turned = other + BitsFloat(FloatBits(x[s][i]) ^ sign);
         x[s][i] = rotated ? turned : x[s][i];
       }
     }

@@ -26,7 +26,7 @@ SPECTRUMKV_DEVICE PlaneClass ClassifyPlane(const ChunkArgs& args, const DevicePl
       const uint32_t head = unit / head_units, dim = (unit - head * head_units) * kLaneValues;
       const Words<kType> words =
           LoadWords<kType>(row + head * plane.head_stride_bytes + dim * plane.dim_stride_bytes, plane.dim_stride_bytes);
-SPECTRUMKV_UNROLL
+      SPECTRUMKV_UNROLL
       for (int i = 0; i < static_cast<int>(kLaneValues); ++i) {
         const uint32_t magnitude = MagnitudeAt(words, i);
         largest = MaxOf(largest, magnitude);

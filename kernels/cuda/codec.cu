@@ -60,10 +60,16 @@ LaunchStatus LaunchZero(const ZeroJob& job, Stream stream) {
 }
 
 DeviceCount CountDevices() {
-  int devices = 0;
-  const cudaError_t error = cudaGetDeviceCount(&devices);
-  if (error != cudaSuccess) return DeviceCount{0, cudaGetErrorString(error)};
-  return DeviceCount{devices, devices == 0 ? "no CUDA device" : ""};
+  int devices = 0, driver = 0;
+  switch (const cudaError_t error = cudaGetDeviceCount(&devices)) {
+    case cudaSuccess: return DeviceCount{devices, devices == 0 ? "no CUDA device" : ""};
+    case cudaErrorNoDevice: return DeviceCount{0, "no CUDA device"};
+    case cudaErrorInsufficientDriver:
+      cudaDriverGetVersion(&driver);  // 0 where there is none
+      return DeviceCount{0, driver == 0 ? "no CUDA device: no driver"
+                                        : "no CUDA device: the driver is older than this program's runtime"};
+    default: return DeviceCount{0, cudaGetErrorString(error)};
+  }
 }
 
 }  // namespace spectrumkv::gpu

@@ -3,10 +3,10 @@
 //
 // Habits of every Launch function: the caller asks for the workspace's size first and brings the memory; the work is
 // queued on the caller's stream; nothing is allocated, and the host waits for nothing. Arguments are looked at by the
-// host, and what is wrong with them is in the status; what the device finds is in the report, to be read once the stream
-// has passed. Everything a job points to lies in device memory (or in host memory that the device can reach), belongs to
-// the caller and stays until then. Any thread may call, jobs of one stream run in order, a workspace serves one job at a
-// time.
+// host, and what is wrong with them is in the status; what the device finds is in the report, to be read once the
+// stream has passed. Everything a job points to lies in device memory (or in host memory that the device can reach),
+// belongs to the caller and stays until then. Any thread may call, jobs of one stream run in order, a workspace serves
+// one job at a time.
 //
 // What the host does: a chunk's header and CRC32C are made after the copy to host memory (SealChunk in
 // kernels/codec/chunk_head.h), and a received chunk is checked in host memory (ParseChunk in kernels/format/chunk.h)
@@ -36,8 +36,8 @@ struct TokenRun {
 // [tokens, heads, head_dim] in paged memory. Value d of head h of token t, which lies in run r, is at
 //   base + runs[r].offset_bytes + (t - runs[r].first_token) * token_stride_bytes + h * head_stride_bytes
 //        + d * dim_stride_bytes
-// NHD and HND, K and V fused or split, differ in these numbers alone. Any alignment is right. Fast, by 128-bit accesses:
-// dim_stride_bytes == SizeOf(dtype), and base, offsets and strides are multiples of 16.
+// NHD and HND, K and V fused or split, differ in these numbers alone. Any alignment is right. Fast, by 128-bit
+// accesses: dim_stride_bytes == SizeOf(dtype), and base, offsets and strides are multiples of 16.
 struct DevicePlane {
   uint8_t* base = nullptr;         // written by decoding and zeroing only
   const TokenRun* runs = nullptr;  // [run_count], by first_token, which is 0 in the first

@@ -18,7 +18,7 @@ SPECTRUMKV_DEVICE uint32_t LoadPair(const uint8_t* from) {
 SPECTRUMKV_DEVICE uint2 UnpackNibbles(const uint8_t* codes, uint32_t head_dim, uint32_t unit) {
   const uint32_t half = head_dim / 2;  // a multiple of 4, so four codes never lie on both sides of it
   uint32_t four[2];
-SPECTRUMKV_UNROLL
+  SPECTRUMKV_UNROLL
   for (uint32_t n = 0; n < 2; ++n) {
     const uint32_t value = kLaneValues * unit + 4 * n;
     const bool upper = value >= half;
@@ -36,7 +36,7 @@ SPECTRUMKV_DEVICE uint2 UnpackPairs(const uint8_t* codes, uint32_t head_dim, uin
                       LoadAs<uint32_t>(from + 4) >> (2 * at) & 0x03030303);
   }
   uint32_t two[4];
-SPECTRUMKV_UNROLL
+  SPECTRUMKV_UNROLL
   for (uint32_t n = 0; n < 4; ++n) {  // a quarter is a multiple of 2
     const uint32_t value = first + 2 * n, at = value / quarter;
     two[n] = LoadPair(codes + (value - at * quarter)) >> (2 * at) & 0x0303;
@@ -53,7 +53,7 @@ SPECTRUMKV_DEVICE uint2 UnpackHighBits(const uint8_t* bits, uint32_t head_dim, u
     return make_uint2((eight.x >> at & 0x01010101) << 2, (eight.y >> at & 0x01010101) << 2);
   }
   uint2 high = make_uint2(0, 0);
-SPECTRUMKV_UNROLL
+  SPECTRUMKV_UNROLL
   for (int i = 0; i < static_cast<int>(kLaneValues); ++i) {
     const uint32_t bit = LoadAs<uint8_t>(bits + place) >> at & 1u;
     if (i < 4) {
@@ -74,7 +74,7 @@ SPECTRUMKV_DEVICE void LevelsOf(Tier tier, const uint8_t* codes, uint32_t head_d
                                 float (&x)[kLaneValues]) {
   if (tier == Tier::kP8 || tier == Tier::kQ8) {
     const uint2 eight = LoadAs<uint2>(codes + kLaneValues * unit);
-SPECTRUMKV_UNROLL
+    SPECTRUMKV_UNROLL
     for (int i = 0; i < static_cast<int>(kLaneValues); ++i) x[i] = SignedByteAt(eight, i) * scale;
     return;
   }
@@ -90,7 +90,7 @@ SPECTRUMKV_UNROLL
     eight = make_uint2(eight.x | high.x, eight.y | high.y);
   }
   if (tier != Tier::kP4) middle = static_cast<float>(1 << (BitsOf(tier) - 1)) - 0.5f;
-SPECTRUMKV_UNROLL
+  SPECTRUMKV_UNROLL
   for (int i = 0; i < static_cast<int>(kLaneValues); ++i) {
     const uint32_t code = (i < 4 ? eight.x : eight.y) >> (8 * (i & 3)) & 0xFF;
     x[i] = (static_cast<float>(code) - middle) * scale;
@@ -108,7 +108,7 @@ template <DType kTo, DType kFrom>
 SPECTRUMKV_DEVICE Words<kTo> ConvertUnit(const uint8_t* from, uint32_t* changed) {
   const Words<kFrom> words = LoadWhole<kFrom>(from);
   Words<kTo> converted;
-SPECTRUMKV_UNROLL
+  SPECTRUMKV_UNROLL
   for (int i = 0; i < static_cast<int>(kLaneValues); ++i) {
     const ConvertedWord one = ConvertWord(WordAt(words, i), kFrom, kTo);
     SetWord(&converted, i, one.word);
@@ -156,14 +156,14 @@ SPECTRUMKV_DEVICE void WriteCell(const ChunkArgs& args, const CellOfLane& mine, 
   const DevicePlane plane = PlaneOf(args, mine.plane);
   const bool centred = mine.plane == 0 && IsRotated(tier);
   const ChunkPlaces places = *args.work.chunk;
-SPECTRUMKV_UNROLL
+  SPECTRUMKV_UNROLL
   for (int s = 0; s < kSets; ++s) {
     uint32_t unit;
     if (!UnitOf(args, mine.lane, s, &unit)) continue;
     CentreValues centre{};
     if (centred) centre = LoadCentre(args, places, mine.token, mine.head, unit);
     Words<kTo> words;
-SPECTRUMKV_UNROLL
+    SPECTRUMKV_UNROLL
     for (int i = 0; i < static_cast<int>(kLaneValues); ++i) {
       const float y = centred ? x[s][i] + CentreAt(centre, i) : x[s][i];
       SetWord(&words, i, NarrowTo<kTo>(y));
@@ -187,7 +187,7 @@ Decode(const ChunkArgs args) {
       CopyCell<kTo, kSets>(args, mine, codes);
     } else {
       const float scale = ScaleValueOf(tier, args.chunk + place.scales, mine.head);
-SPECTRUMKV_UNROLL
+      SPECTRUMKV_UNROLL
       for (int s = 0; s < kSets; ++s) {
         uint32_t unit;
         if (UnitOf(args, mine.lane, s, &unit)) LevelsOf(tier, codes, args.head_dim, unit, scale, x[s]);

@@ -23,21 +23,21 @@ Centre(const ChunkArgs args) {
     if (!IsRotated(TierAt(args, t, 0))) continue;
     ++rotated;
     const uint8_t* cell = TokenAt(args.k, t) + mine.head * args.k.head_stride_bytes;
-SPECTRUMKV_UNROLL
+    SPECTRUMKV_UNROLL
     for (int s = 0; s < kSets; ++s) {
       uint32_t unit;
       if (!UnitOf(args, mine.lane, s, &unit)) continue;
       const Words<kType> words =
           LoadWords<kType>(cell + unit * kLaneValues * args.k.dim_stride_bytes, args.k.dim_stride_bytes);
-SPECTRUMKV_UNROLL
+      SPECTRUMKV_UNROLL
       for (int i = 0; i < static_cast<int>(kLaneValues); ++i) x[s][i] += ValueAt(words, i);
     }
   }
   uint32_t largest = 0;
   const float count = static_cast<float>(rotated == 0 ? 1 : rotated);
-SPECTRUMKV_UNROLL
+  SPECTRUMKV_UNROLL
   for (int s = 0; s < kSets; ++s) {
-SPECTRUMKV_UNROLL
+    SPECTRUMKV_UNROLL
     for (int i = 0; i < static_cast<int>(kLaneValues); ++i) {
       x[s][i] = x[s][i] / count;
       largest = MaxOf(largest, FloatBits(x[s][i]) & 0x7FFFFFFF);
@@ -50,7 +50,7 @@ SPECTRUMKV_UNROLL
   if (mine.lane == 0) {
     StoreAs<uint16_t>(args.chunk + places.centre_scales + centre * 2, static_cast<uint16_t>(scale.bits));
   }
-SPECTRUMKV_UNROLL
+  SPECTRUMKV_UNROLL
   for (int s = 0; s < kSets; ++s) {
     uint32_t unit;
     if (!UnitOf(args, mine.lane, s, &unit)) continue;
@@ -63,7 +63,7 @@ SPECTRUMKV_UNROLL
 template <int kSets>
 SPECTRUMKV_DEVICE void PlaceCodes(const ChunkArgs& args, Tier tier, uint32_t lane, const float (&x)[kSets][kLaneValues],
                                   float reciprocal, uint8_t* codes, uint8_t* staged) {
-SPECTRUMKV_UNROLL
+  SPECTRUMKV_UNROLL
   for (int s = 0; s < kSets; ++s) {
     uint32_t unit;
     if (!UnitOf(args, lane, s, &unit)) continue;
@@ -91,7 +91,7 @@ SPECTRUMKV_DEVICE void ReadCell(const ChunkArgs& args, const ChunkPlaces& places
   const DevicePlane plane = PlaneOf(args, mine.plane);
   const uint8_t* cell = TokenAt(plane, mine.token) + mine.head * plane.head_stride_bytes;
   const bool centred = mine.plane == 0 && IsRotated(tier);
-SPECTRUMKV_UNROLL
+  SPECTRUMKV_UNROLL
   for (int s = 0; s < kSets; ++s) {
     uint32_t unit;
     if (!UnitOf(args, mine.lane, s, &unit)) continue;
@@ -101,11 +101,11 @@ SPECTRUMKV_UNROLL
       StoreWhole<kType>(codes + unit * kLaneValues * SizeOf(kType), words);
       continue;
     }
-SPECTRUMKV_UNROLL
+    SPECTRUMKV_UNROLL
     for (int i = 0; i < static_cast<int>(kLaneValues); ++i) x[s][i] = ValueAt(words, i);
     if (!centred) continue;
     const CentreValues centre = LoadCentre(args, places, mine.token, mine.head, unit);
-SPECTRUMKV_UNROLL
+    SPECTRUMKV_UNROLL
     for (int i = 0; i < static_cast<int>(kLaneValues); ++i) x[s][i] -= CentreAt(centre, i);
   }
 }
@@ -130,9 +130,9 @@ Encode(const ChunkArgs args) {
   }
   RotateCell<kSets>(x, args.rotation, IsRotated(tier));
   uint32_t largest = 0;
-SPECTRUMKV_UNROLL
+  SPECTRUMKV_UNROLL
   for (int s = 0; s < kSets; ++s) {
-SPECTRUMKV_UNROLL
+    SPECTRUMKV_UNROLL
     for (int i = 0; i < static_cast<int>(kLaneValues); ++i) largest = MaxOf(largest, FloatBits(x[s][i]) & 0x7FFFFFFF);
   }
   largest = CellMax(largest, args.cell_lanes);
@@ -145,7 +145,7 @@ SPECTRUMKV_UNROLL
   }
   __syncwarp(kAllLanes);
   if (tier == Tier::kRaw || tier == Tier::kP8 || tier == Tier::kQ8) return;
-SPECTRUMKV_UNROLL
+  SPECTRUMKV_UNROLL
   for (int s = 0; s < kSets; ++s) {
     uint32_t unit;
     if (UnitOf(args, mine.lane, s, &unit)) PackUnit(tier, cell_codes, args.head_dim, unit, codes);

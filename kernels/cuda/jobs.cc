@@ -132,8 +132,7 @@ ChunkArgs ArgsOf(const DecodeJob& job, void* workspace) {
 }
 
 ScanArgs ArgsOf(const ScanJob& job) {
-  return ScanArgs{job.dims.tokens, job.dims.heads, job.dims.head_dim, job.plane,
-                  reinterpret_cast<uint8_t*>(job.scans)};
+  return ScanArgs{job.dims.tokens, job.dims.heads, job.dims.head_dim, job.plane, reinterpret_cast<uint8_t*>(job.scans)};
 }
 
 ZeroArgs ArgsOf(const ZeroJob& job) {

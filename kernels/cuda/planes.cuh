@@ -93,7 +93,7 @@ SPECTRUMKV_DEVICE void StoreWord(uint8_t* to, uint32_t word) {
 template <DType kType>
 SPECTRUMKV_DEVICE Words<kType> LoadWhole(const uint8_t* from) {
   Words<kType> words;
-SPECTRUMKV_UNROLL
+  SPECTRUMKV_UNROLL
   for (int i = 0; i < Words<kType>::kCount; i += 4) {
     const uint4 four = LoadAs<uint4>(from + 4 * i);
     words.w[i] = four.x;
@@ -106,7 +106,7 @@ SPECTRUMKV_UNROLL
 
 template <DType kType>
 SPECTRUMKV_DEVICE void StoreWhole(uint8_t* to, const Words<kType>& words) {
-SPECTRUMKV_UNROLL
+  SPECTRUMKV_UNROLL
   for (int i = 0; i < Words<kType>::kCount; i += 4) {
     StoreAs<uint4>(to + 4 * i, make_uint4(words.w[i], words.w[i + 1], words.w[i + 2], words.w[i + 3]));
   }
@@ -121,7 +121,7 @@ template <DType kType>
 SPECTRUMKV_DEVICE Words<kType> LoadWords(const uint8_t* from, int64_t dim_stride_bytes) {
   if (IsWhole<kType>(from, dim_stride_bytes)) return LoadWhole<kType>(from);
   Words<kType> words;
-SPECTRUMKV_UNROLL
+  SPECTRUMKV_UNROLL
   for (int i = 0; i < static_cast<int>(kLaneValues); ++i) {
     SetWord(&words, i, LoadWord<kType>(from + i * dim_stride_bytes));
   }
@@ -131,7 +131,7 @@ SPECTRUMKV_UNROLL
 template <DType kType>
 SPECTRUMKV_DEVICE void StoreWords(uint8_t* to, int64_t dim_stride_bytes, const Words<kType>& words) {
   if (IsWhole<kType>(to, dim_stride_bytes)) return StoreWhole<kType>(to, words);
-SPECTRUMKV_UNROLL
+  SPECTRUMKV_UNROLL
   for (int i = 0; i < static_cast<int>(kLaneValues); ++i) {
     StoreWord<kType>(to + i * dim_stride_bytes, WordAt(words, i));
   }

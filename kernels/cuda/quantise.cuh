@@ -17,28 +17,30 @@ SPECTRUMKV_DEVICE Scale ScaleOf(Tier tier, float absmax, uint32_t head_dim, uint
   }
 }
 
-SPECTRUMKV_DEVICE uint32_t CodeOf(Tier tier, float x, float reciprocal) {
-  const float scaled = x * reciprocal;
-  switch (tier) {
-    case Tier::kP8:
-    case Tier::kQ8: return static_cast<uint32_t>(ClampInt(RoundToInt(scaled), -127, 127)) & 0xFF;
-    case Tier::kP4: return static_cast<uint32_t>(ClampInt(RoundToInt(scaled), -7, 7) + 8);
-    default: {
-      const int32_t middle = 1 << (BitsOf(tier) - 1);
-      return static_cast<uint32_t>(ClampInt(FloorToInt(scaled) + middle, 0, 2 * middle - 1));
-    }
+// One code a byte. Branches on the tier stand outside of the loops.
+SPECTRUMKV_DEVICE uint2 RoundedCodes(const float (&x)[kLaneValues], float reciprocal, int32_t top, int32_t zero) {
+  uint32_t codes[2] = {0, 0};
+  SPECTRUMKV_UNROLL
+  for (int i = 0; i < static_cast<int>(kLaneValues); ++i) {
+    const int32_t code = ClampInt(RoundToInt(x[i] * reciprocal), -top, top) + zero;
+    codes[i / 4] |= (static_cast<uint32_t>(code) & 0xFF) << (8 * (i & 3));
   }
+  return make_uint2(codes[0], codes[1]);
 }
 
-// One code a byte.
-SPECTRUMKV_DEVICE uint2 CodesOfEight(Tier tier, const float (&x)[kLaneValues], float reciprocal) {
-  uint2 codes = make_uint2(0, 0);
-SPECTRUMKV_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    codes.x |= CodeOf(tier, x[i], reciprocal) << (8 * i);
-    codes.y |= CodeOf(tier, x[i + 4], reciprocal) << (8 * i);
+SPECTRUMKV_DEVICE uint2 FlooredCodes(const float (&x)[kLaneValues], float reciprocal, int32_t middle) {
+  uint32_t codes[2] = {0, 0};
+  SPECTRUMKV_UNROLL
+  for (int i = 0; i < static_cast<int>(kLaneValues); ++i) {
+    const int32_t code = ClampInt(FloorToInt(x[i] * reciprocal) + middle, 0, 2 * middle - 1);
+    codes[i / 4] |= static_cast<uint32_t>(code) << (8 * (i & 3));
   }
-  return codes;
+  return make_uint2(codes[0], codes[1]);
+}
+
+SPECTRUMKV_DEVICE uint2 CodesOfEight(Tier tier, const float (&x)[kLaneValues], float reciprocal) {
+  if (HasScale8(tier)) return FlooredCodes(x, reciprocal, 1 << (BitsOf(tier) - 1));
+  return RoundedCodes(x, reciprocal, tier == Tier::kP4 ? 7 : 127, tier == Tier::kP4 ? 8 : 0);
 }
 
 // --- Packing. `cell`: the cell's codes in shared memory, one a byte. Every unit of eight values yields 4 bytes (Q4, P4),

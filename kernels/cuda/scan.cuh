@@ -14,14 +14,14 @@ constexpr uint32_t kScanLanes = kEnergyLanes / kLaneValues;
 // The fold of scan_math.h over the lanes' sums: the token's energy, in lane 0. Called by all lanes of the warp.
 SPECTRUMKV_DEVICE float FoldLanes(float (&sums)[kLaneValues]) {
   for (uint32_t step = kScanLanes / 2; step != 0; step /= 2) {
-SPECTRUMKV_UNROLL
+    SPECTRUMKV_UNROLL
     for (int i = 0; i < static_cast<int>(kLaneValues); ++i) {
       sums[i] += __shfl_xor_sync(kAllLanes, sums[i], static_cast<int>(step));
     }
   }
-SPECTRUMKV_UNROLL
+  SPECTRUMKV_UNROLL
   for (int step = kLaneValues / 2; step != 0; step /= 2) {
-SPECTRUMKV_UNROLL
+    SPECTRUMKV_UNROLL
     for (int i = 0; i < step; ++i) sums[i] += sums[i + step];
   }
   return sums[0];
@@ -41,7 +41,7 @@ Scan(const ScanArgs args) {
       const Words<kType> words =
           LoadWords<kType>(row + head * args.plane.head_stride_bytes + dim * args.plane.dim_stride_bytes,
                            args.plane.dim_stride_bytes);
-SPECTRUMKV_UNROLL
+      SPECTRUMKV_UNROLL
       for (int i = 0; i < static_cast<int>(kLaneValues); ++i) {
         largest = MaxOf(largest, MagnitudeAt(words, i));
         const float x = ValueAt(words, i);

@@ -1,4 +1,5 @@
-// Numbers that decide speed and nothing else: no result depends on them. All in one place, to be tried against a device.
+// Numbers that decide speed and nothing else: no result depends on them. All in one place, to be tried against a
+// device.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +18,8 @@ constexpr uint32_t kScanThreads = 128;      // 8 lanes for each token
 constexpr uint32_t kZeroThreads = 128;
 constexpr uint32_t kLayoutThreads = 256;  // one block for a chunk: >= 192, a thread for each byte of padding
 
-// Blocks that a multiprocessor should hold at least: with 128 threads this allows 85 registers, which no kernel needs, so
-// that none is spilled for the sake of more.
+// Blocks that a multiprocessor should hold at least: with 128 threads this allows 85 registers, which no kernel needs,
+// so that none is spilled for the sake of more.
 constexpr uint32_t kBlocksPerMultiprocessor = 6;
 
 }  // namespace spectrumkv::gpu

@@ -87,8 +87,8 @@ class CaseRunner {
     job.chunk = chunk->data();
     job.capacity = chunk->size();
     job.report = reinterpret_cast<gpu::ChunkReport*>(report_.data());
-    executor_->Allow({RangeOf(source_.memory()), RangeOf(runs_[0]), RangeOf(runs_[1]), RangeOf(tiers_),
-                      chunk->range(), workspace_.range(), report_.range()});
+    executor_->Allow({RangeOf(source_.memory()), RangeOf(runs_[0]), RangeOf(runs_[1]), RangeOf(tiers_), chunk->range(),
+                      workspace_.range(), report_.range()});
     return job;
   }
 
@@ -139,8 +139,7 @@ class CaseRunner {
     // The pools' memory may differ in its alignment to 64 and so in where values lie.
     const TargetPlane k = expected.target(0), v = expected.target(1);
     Workspace workspace;
-    const DecodeResult result =
-        ScalarBackend()->Decode(view, test_.target, k, dims_.has_v ? &v : nullptr, &workspace);
+    const DecodeResult result = ScalarBackend()->Decode(view, test_.target, k, dims_.has_v ? &v : nullptr, &workspace);
     Buffer bytes(chunk.size(), 0);
     std::memcpy(bytes.data(), chunk.data(), chunk.size());
     gpu::DecodeJob job;

@@ -60,12 +60,14 @@ TEST(CudaGoldenTest, EncodesToTheExactBytes) {
     const std::vector<uint8_t> expected = ReadFile(kFolder + "/" + entry.Text("name") + ".chunk");
     Bytes chunk(MaxChunkBytes(dims)), workspace(gpu::WorkspaceBytes(dims));
     gpu::ChunkReport report;
-    gpu::EncodeJob job{dims, Dense(in.data(), dims), Dense(in.data() + in.size() / 2, dims), tiers.data(),
-                       chunk.data(), chunk.size, &report};
+    gpu::EncodeJob job{dims,         Dense(in.data(), dims), Dense(in.data() + in.size() / 2, dims),
+                       tiers.data(), chunk.data(),           chunk.size,
+                       &report};
     NextExecutor()->Encode(job, workspace.data());
     ASSERT_EQ(report.chunk_bytes, expected.size());
     EXPECT_EQ(report.escaped, entry.Number("escaped_tokens"));
-    const ChunkIdentity identity{entry.Number("fence"), static_cast<uint32_t>(entry.Number("chunk_index")),
+    const ChunkIdentity identity{entry.Number("fence"),
+                                 static_cast<uint32_t>(entry.Number("chunk_index")),
                                  static_cast<uint16_t>(entry.Number("group")),
                                  static_cast<uint16_t>(entry.Number("layer")),
                                  static_cast<uint32_t>(entry.Number("token_first")),
@@ -86,8 +88,8 @@ TEST(CudaGoldenTest, DecodesToTheExactWords) {
       Bytes chunk(coded.size()), out(expected.size()), workspace(gpu::WorkspaceBytes(dims));
       std::memcpy(chunk.data(), coded.data(), coded.size());
       gpu::ChunkReport report;
-      gpu::DecodeJob job{dims, chunk.data(), dims.dtype, Dense(out.data(), dims),
-                         Dense(out.data() + out.size / 2, dims), &report};
+      gpu::DecodeJob job{
+          dims, chunk.data(), dims.dtype, Dense(out.data(), dims), Dense(out.data() + out.size / 2, dims), &report};
       NextExecutor()->Decode(job, workspace.data());
       EXPECT_EQ(report.rounded_words, 0u);
       EXPECT_EQ(std::memcmp(out.data(), expected.data(), expected.size()), 0);

@@ -57,7 +57,7 @@ gpu::DevicePlane PagedPool::device(int plane, std::vector<gpu::TokenRun>* runs) 
   runs->resize(rows.size());
   runs->resize(gpu::RunsOf(rows.data(), page_end(), memory_.data(), token_stride_, runs->data()));
   runs->shrink_to_fit();
-  return gpu::DevicePlane{memory_.data(), runs->data(),  static_cast<uint32_t>(runs->size()),
+  return gpu::DevicePlane{memory_.data(), runs->data(), static_cast<uint32_t>(runs->size()),
                           token_stride_,  head_stride_, dim_stride_};
 }
 

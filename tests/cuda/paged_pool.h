@@ -1,5 +1,5 @@
-// A paged KV cache as engines lay it out, in one piece of memory: for the scalar backend as addresses of tokens, for the
-// kernels as runs and strides.
+// A paged KV cache as engines lay it out, in one piece of memory: for the scalar backend as addresses of tokens, for
+// the kernels as runs and strides.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,11 @@ enum class PageOrder {
 
 struct PoolShape {
   PageOrder order = PageOrder::kNhd;
-  bool fused = false;        // K and V of a page side by side; else all of K, then all of V
-  bool shuffled = true;      // pages lie in random order
+  bool fused = false;    // K and V of a page side by side; else all of K, then all of V
+  bool shuffled = true;  // pages lie in random order
   uint32_t page_tokens = 16;
-  uint32_t skip = 0;         // tokens of the first page before the chunk's first
-  uint32_t pad_bytes = 0;    // after each head and each token
+  uint32_t skip = 0;          // tokens of the first page before the chunk's first
+  uint32_t pad_bytes = 0;     // after each head and each token
   uint32_t misalignment = 0;  // of the first page, from a multiple of 64
 };
 

@@ -112,10 +112,10 @@ TEST(PtxAluTest, Comparisons) {
 }
 
 TEST(PtxAluTest, UnknownOrInexactIsRefusedByName) {
-  const std::string refused[] = {"add.f32",         "mul.f32",        "div.approx.f32", "div.full.f32",
-                                 "add.rn.ftz.f32",  "fma.rn.f64",     "ex2.approx.f32", "add.rz.f32",
-                                 "wgmma.mma_async", "cp.async.ca",    "mul.f16x2",      "add.rn.f16",
-                                 "cvt.rna.s32.f32", "prmt.b32.f4e",   "tex.2d.v4.f32",  "ld.const.u32"};
+  const std::string refused[] = {"add.f32",         "mul.f32",      "div.approx.f32", "div.full.f32",
+                                 "add.rn.ftz.f32",  "fma.rn.f64",   "ex2.approx.f32", "add.rz.f32",
+                                 "wgmma.mma_async", "cp.async.ca",  "mul.f16x2",      "add.rn.f16",
+                                 "cvt.rna.s32.f32", "prmt.b32.f4e", "tex.2d.v4.f32",  "ld.const.u32"};
   for (const std::string& words : refused) {
     try {
       DecodeWords(words, words + " %r1");

@@ -67,6 +67,68 @@ TEST(PtxCodecTest, LongChunks) {
   }
 }
 
+// Counts the first job of each kind of a case.
+class Counting final : public Executor {
+ public:
+  struct Cost {
+    ptx::Counters all;
+    bool counted = false;
+  };
+
+  std::string name() const override { return executor_->name(); }
+  void Allow(std::vector<shim::Range> memory) override { executor_->Allow(std::move(memory)); }
+  void Encode(const gpu::EncodeJob& job, void* workspace) override {
+    Count(&encode, [&] { executor_->Encode(job, workspace); });
+  }
+  void Decode(const gpu::DecodeJob& job, void* workspace) override {
+    Count(&decode, [&] { executor_->Decode(job, workspace); });
+  }
+  void Scan(const gpu::ScanJob& job) override {
+    Count(&scan, [&] { executor_->Scan(job); });
+  }
+  void Zero(const gpu::ZeroJob& job) override { executor_->Zero(job); }
+
+  Cost encode, decode, scan;
+
+ private:
+  template <typename F>
+  void Count(Cost* cost, const F& run) {
+    counted_ = ptx::Counters();
+    run();
+    if (!cost->counted) *cost = Cost{counted_, true};
+  }
+
+  ptx::Counters counted_;
+  std::unique_ptr<Executor> executor_ = MakePtxExecutor(module, shim::Order::kForward, 1, &counted_);
+};
+
+// Not a measurement of any device: PTX instructions as executed, and bytes as accessed. Nothing can fail here but the
+// bits.
+TEST(PtxCodecTest, CostPerValue) {
+  std::printf(
+      "float16, 64 tokens, 4 heads of 128, 128-bit accesses; PTX instructions (bytes read + written) per value\n");
+  for (int id = 0; id < kTierCount; ++id) {
+    CodecCase test;
+    test.dims = ChunkDims{64, 4, 128, DType::kFloat16, true};
+    test.target = DType::kFloat16;
+    const Tier tier = static_cast<Tier>(id);
+    test.tiers.assign(test.dims.tokens, TierMapByte(tier, tier));
+    Counting executor;
+    EXPECT_EQ(RunCodecCase(test, &executor, &checks), "");
+    const double values = 2.0 * 64 * 4 * 128;
+    const auto print = [](const char* what, const Counting::Cost& cost, double of) {
+      std::printf("  %s %5.1f (%.2f + %.2f)", what, static_cast<double>(cost.all.instructions) / of,
+                  static_cast<double>(cost.all.global_read_bytes) / of,
+                  static_cast<double>(cost.all.global_written_bytes) / of);
+    };
+    std::printf("%-4s", TierName(tier));
+    print("encode", executor.encode, values);
+    print("decode", executor.decode, values);
+    if (tier == Tier::kRaw) print("scan", executor.scan, values / 2);
+    std::printf("\n");
+  }
+}
+
 }  // namespace
 }  // namespace spectrumkv::testing
 

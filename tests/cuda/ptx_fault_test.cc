@@ -3,9 +3,12 @@
 #include <cstdio>
 
 #include "tests/cuda/shim/cuda_shim.h"
+
 // Behind the shim:
-#include "tests/cuda/codec_case.h"
 #include "tests/cuda/faults.cuh"
+
+// Behind the faults:
+#include "tests/cuda/codec_case.h"
 #include "tests/cuda/fault_runs.h"
 #include "tests/cuda/ptx_executor.h"
 #include "tests/cuda/ptx_launcher.h"

@@ -1,5 +1,5 @@
-// A Launcher of kernels/cuda/pipeline.cuh that interprets PTX. Include the shim and the kernels first: a kernel compiled
-// as C++ is there for its name alone, as nvcc and the C++ compiler mangle alike. Link with exported symbols.
+// A Launcher of kernels/cuda/pipeline.cuh that interprets PTX. Include the shim and the kernels first: a kernel
+// compiled as C++ is there for its name alone, as nvcc and the C++ compiler mangle alike. Link with exported symbols.
 #pragma once
 
 #include <dlfcn.h>

@@ -11,8 +11,8 @@ import sys
 
 # Registers a thread: what kBlocksPerMultiprocessor (kernels/cuda/tuning.h) blocks of 128 threads leave to each.
 MOST_REGISTERS = 80
-# (load, store) of 16 bytes, by kernel: what must be there at all.
-WIDE = {"Classify": (1, 0), "Centre": (1, 0), "Encode": (1, 1), "Decode": (1, 1), "Scan": (1, 0), "Zero": (0, 1)}
+# (load, store) of 16 bytes, by kernel: what must be there for each set of values that a lane holds.
+WIDE = {"Classify": (1, 0), "Centre": (1, 0), "Encode": (1, 1), "Decode": (0, 1), "Scan": (1, 0), "Zero": (0, 1)}
 KERNELS = {"Classify": 3, "Layout": 2, "Centre": 9, "Encode": 9, "Decode": 9, "Scan": 3, "Zero": 3}
 
 NAME = re.compile(r"_ZN10spectrumkv3gpu\d+([A-Za-z]+)I(?:LNS_5DTypeE(\d)E)?(?:Li(\d)E)?")
@@ -67,6 +67,8 @@ def check_accesses(text, architecture, problems):
         for what, found, wanted in zip(("load", "store"), (loads, stores), WIDE.get(kernel, (0, 0))):
             if found < wanted * scale:
                 problems.append(f"{where}: {found} 128-bit {what}s, expected {wanted * scale}")
+        if kernel == "Decode" and loads == 0:  # of RAW words, set by set
+            problems.append(f"{where}: no 128-bit load")
         if kernel in WIDE and re.search(r"\b(?:LD|ST)\.E\b", part):
             problems.append(f"{where}: generic accesses")
 

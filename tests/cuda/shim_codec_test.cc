@@ -67,8 +67,8 @@ TEST_P(ShimCodecTest, EqualsScalar) {
 }
 
 INSTANTIATE_TEST_SUITE_P(HeadDims, ShimCodecTest,
-                         ::testing::Values(8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 136, 160, 192, 256, 264, 320,
-                                           512, 576, 768, 1024));
+                         ::testing::Values(8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 136, 160, 192, 256, 264,
+                                           320, 512, 576, 768, 1024));
 
 }  // namespace
 }  // namespace spectrumkv::testing

@@ -2,6 +2,8 @@
 #include "tests/cuda/shim/cuda_shim.h"
 // Behind the shim:
 #include "tests/cuda/faults.cuh"
+
+// Behind the faults:
 #include "tests/cuda/fault_runs.h"
 
 namespace spectrumkv::testing {

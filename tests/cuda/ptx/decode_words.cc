@@ -11,15 +11,15 @@ namespace {
 
 const std::map<std::string, Opcode>& Opcodes() {
   static const std::map<std::string, Opcode> opcodes = {
-      {"mov", Opcode::kMov},   {"ld", Opcode::kLd},     {"st", Opcode::kSt},     {"cvta", Opcode::kCvta},
-      {"add", Opcode::kAdd},   {"sub", Opcode::kSub},   {"mul", Opcode::kMul},   {"mad", Opcode::kMad},
-      {"fma", Opcode::kFma},   {"div", Opcode::kDiv},   {"rem", Opcode::kRem},   {"min", Opcode::kMin},
-      {"max", Opcode::kMax},   {"neg", Opcode::kNeg},   {"abs", Opcode::kAbs},   {"sqrt", Opcode::kSqrt},
-      {"rcp", Opcode::kRcp},   {"and", Opcode::kAnd},   {"or", Opcode::kOr},     {"xor", Opcode::kXor},
-      {"not", Opcode::kNot},   {"shl", Opcode::kShl},   {"shr", Opcode::kShr},   {"setp", Opcode::kSetp},
-      {"selp", Opcode::kSelp}, {"cvt", Opcode::kCvt},   {"prmt", Opcode::kPrmt}, {"bfe", Opcode::kBfe},
-      {"bfi", Opcode::kBfi},   {"popc", Opcode::kPopc}, {"clz", Opcode::kClz},   {"brev", Opcode::kBrev},
-      {"lop3", Opcode::kLop3}, {"shf", Opcode::kShf},   {"bra", Opcode::kBra},   {"ret", Opcode::kRet},
+      {"mov", Opcode::kMov},   {"ld", Opcode::kLd},     {"st", Opcode::kSt},       {"cvta", Opcode::kCvta},
+      {"add", Opcode::kAdd},   {"sub", Opcode::kSub},   {"mul", Opcode::kMul},     {"mad", Opcode::kMad},
+      {"fma", Opcode::kFma},   {"div", Opcode::kDiv},   {"rem", Opcode::kRem},     {"min", Opcode::kMin},
+      {"max", Opcode::kMax},   {"neg", Opcode::kNeg},   {"abs", Opcode::kAbs},     {"sqrt", Opcode::kSqrt},
+      {"rcp", Opcode::kRcp},   {"and", Opcode::kAnd},   {"or", Opcode::kOr},       {"xor", Opcode::kXor},
+      {"not", Opcode::kNot},   {"shl", Opcode::kShl},   {"shr", Opcode::kShr},     {"setp", Opcode::kSetp},
+      {"selp", Opcode::kSelp}, {"cvt", Opcode::kCvt},   {"prmt", Opcode::kPrmt},   {"bfe", Opcode::kBfe},
+      {"bfi", Opcode::kBfi},   {"popc", Opcode::kPopc}, {"clz", Opcode::kClz},     {"brev", Opcode::kBrev},
+      {"lop3", Opcode::kLop3}, {"shf", Opcode::kShf},   {"bra", Opcode::kBra},     {"ret", Opcode::kRet},
       {"exit", Opcode::kRet},  {"bar", Opcode::kBar},   {"barrier", Opcode::kBar}, {"shfl", Opcode::kShfl},
       {"vote", Opcode::kVote}, {"atom", Opcode::kAtom}, {"red", Opcode::kAtom}};
   return opcodes;
@@ -79,9 +79,18 @@ const std::map<std::string, Setter>& CommonWords() {
       {"max", Set(&Instruction::action, Action::kMax)},
       {"exch", Set(&Instruction::action, Action::kExch)},
       // Hints and orders that one thread at a time does not see; vectors are known by their operands.
-      {"to", Nothing()}, {"uni", Nothing()}, {"sync", Nothing()}, {"cs", Nothing()}, {"nc", Nothing()},
-      {"ca", Nothing()}, {"cg", Nothing()}, {"v2", Nothing()}, {"v4", Nothing()}, {"relaxed", Nothing()},
-      {"gpu", Nothing()}, {"aligned", Nothing()}};
+      {"to", Nothing()},
+      {"uni", Nothing()},
+      {"sync", Nothing()},
+      {"cs", Nothing()},
+      {"nc", Nothing()},
+      {"ca", Nothing()},
+      {"cg", Nothing()},
+      {"v2", Nothing()},
+      {"v4", Nothing()},
+      {"relaxed", Nothing()},
+      {"gpu", Nothing()},
+      {"aligned", Nothing()}};
   return words;
 }
 

@@ -65,8 +65,8 @@ void Machine::RunBlock() {
     if (moved) continue;
     for (const Thread& thread : threads_) {
       if (thread.done) continue;
-      throw Fault("deadlock: thread " + std::to_string(thread.index) + " waits for others that never come: " +
-                  kernel_->code[static_cast<size_t>(thread.waiting)].text);
+      throw Fault("deadlock: thread " + std::to_string(thread.index) +
+                  " waits for others that never come: " + kernel_->code[static_cast<size_t>(thread.waiting)].text);
     }
   }
 }

@@ -64,7 +64,8 @@ void ToFiber(Fiber* fiber) {
 // Ends the launch; the main context throws, and nobody comes back here.
 void Fail(const char* what) {
   if (now->fault.empty()) {
-    now->fault = std::string(what) + " (block " + std::to_string(now->block) + ", thread " + std::to_string(now->self->index) + ")";
+    now->fault = std::string(what) + " (block " + std::to_string(now->block) + ", thread " +
+                 std::to_string(now->self->index) + ")";
   }
   ToMain();
 }

@@ -1,9 +1,9 @@
-// Runs a CUDA kernel that was compiled as C++: every CUDA thread is a fiber of one OS thread, with real warps, masks and
-// barriers. A collective ends when all lanes of its mask have come to it; where they never come, the launch throws
+// Runs a CUDA kernel that was compiled as C++: every CUDA thread is a fiber of one OS thread, with real warps, masks
+// and barriers. A collective ends when all lanes of its mask have come to it; where they never come, the launch throws
 // Fault, with the threads that wait. Blocks run one after another.
 //
-// A warp does not run in lockstep here: between two collectives each lane runs as far as it can, in one of three orders.
-// A kernel whose result depends on that order lacks a barrier.
+// A warp does not run in lockstep here: between two collectives each lane runs as far as it can, in one of three
+// orders. A kernel whose result depends on that order lacks a barrier.
 #pragma once
 
 #include <cstdint>
@@ -48,8 +48,8 @@ Index GridSize();
 
 enum class Op : uint8_t { kNone, kShuffle, kBallot, kSyncWarp, kSyncBlock };
 
-// Waits until all threads of the mask (of the block, for kSyncBlock) have called it too. Returns what lane `source` gave
-// for `in` (kShuffle), or the mask of lanes whose `in` was not 0 (kBallot).
+// Waits until all threads of the mask (of the block, for kSyncBlock) have called it too. Returns what lane `source`
+// gave for `in` (kShuffle), or the mask of lanes whose `in` was not 0 (kBallot).
 uint64_t Collective(Op op, uint32_t mask, uint64_t in, uint32_t source);
 
 // Ends the launch where this access is misaligned or outside of the memory given.
