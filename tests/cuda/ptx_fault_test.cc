@@ -64,7 +64,7 @@ std::string RunCompiled(File file, std::vector<std::string>* refused) {
   return RunCodecCase(SmallCase(), executor.get(), &checks);
 }
 
-TEST(PtxFaultTest, ContractionGivesOtherResults) {
+TEST(PtxFaultTest, ContractionIsCaught) {
   std::vector<std::string> refused;
   EXPECT_EQ(RunCompiled(kShipped, &refused), "");
   EXPECT_TRUE(refused.empty());
