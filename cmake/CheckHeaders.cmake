@@ -2,9 +2,6 @@
 function(spectrumkv_check_headers)
   file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}
     ${PROJECT_SOURCE_DIR}/kernels/*.h ${PROJECT_SOURCE_DIR}/server/*.h ${PROJECT_SOURCE_DIR}/client/*.h)
-  if(NOT SPECTRUMKV_HAVE_CUDA)
-    list(FILTER headers EXCLUDE REGEX "^kernels/cuda/")
-  endif()
   # Bodies of the ISA files, not headers of their own: they need those files' flags.
   list(FILTER headers EXCLUDE REGEX "^kernels/cpu/simd_")
   set(sources)

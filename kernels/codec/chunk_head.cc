@@ -31,6 +31,12 @@ ChunkHeader HeaderOf(const ChunkDims& dims, const ChunkIdentity& identity, uint6
   return header;
 }
 
+void SealChunk(const ChunkDims& dims, const ChunkIdentity& identity, uint64_t chunk_bytes, uint8_t* chunk) {
+  ChunkHeader header = HeaderOf(dims, identity, chunk_bytes);
+  header.crc32c = Crc32c(header.crc32c, chunk + kHeaderBytes, header.body_bytes);
+  std::memcpy(chunk, &header, kHeaderBytes);
+}
+
 uint64_t CountNonFinite(const CellsIn& cells) {
   uint64_t found = 0;
   for (uint32_t t = 0; t < cells.tokens; ++t) {

@@ -1,4 +1,4 @@
-// Which tokens must travel as RAW, from magnitude words (kernels/codec/cell_ops.h). Internal to TableBackend.
+// Which tokens must travel as RAW, from magnitude words (kernels/codec/cell_ops.h). Compiled by g++ and nvcc.
 #pragma once
 
 #include "kernels/codec/backend.h"
@@ -6,19 +6,19 @@
 
 namespace spectrumkv {
 
-inline EscapeClass ClassOf(uint32_t magnitude, const EscapeLimits& limits) {
+SPECTRUMKV_MATH EscapeClass ClassOf(uint32_t magnitude, const EscapeLimits& limits) {
   if (magnitude >= limits.nonfinite) return kEscapeNonFinite;
   if (magnitude >= limits.above_plain) return kEscapeAll;
   return magnitude >= limits.above_rotated ? kEscapeRotated : kEscapeNone;
 }
 
-inline bool Escapes(Tier tier, EscapeClass escape) {
+SPECTRUMKV_MATH bool Escapes(Tier tier, EscapeClass escape) {
   if (tier == Tier::kRaw) return false;
   return escape >= kEscapeAll || (escape == kEscapeRotated && IsRotated(tier));
 }
 
 // The first magnitude word that a cell of `tier` cannot hold; for RAW the first that is not finite.
-inline uint32_t FirstEscaping(Tier tier, const EscapeLimits& limits) {
+SPECTRUMKV_MATH uint32_t FirstEscaping(Tier tier, const EscapeLimits& limits) {
   if (tier == Tier::kRaw) return limits.nonfinite;
   return IsRotated(tier) ? limits.above_rotated : limits.above_plain;
 }

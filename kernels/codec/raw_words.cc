@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels/codec/codec_math.h"
+#include "kernels/codec/word_math.h"
 
 namespace spectrumkv {
 namespace {
@@ -27,26 +28,6 @@ void StoreWord(uint8_t* target, DType dtype, size_t i, uint32_t word) {
   std::memcpy(target + 2 * i, &narrow, sizeof(narrow));
 }
 
-float Widen(uint32_t word, DType dtype) {
-  if (dtype == DType::kFloat16) return HalfToFloat(word);
-  if (dtype == DType::kBFloat16) return BfloatToFloat(word);
-  return BitsFloat(word);
-}
-
-uint32_t Narrow(float x, DType dtype) {
-  if (dtype == DType::kFloat16) return NarrowHalf(x);
-  if (dtype == DType::kBFloat16) return NarrowBfloat(x);
-  return FloatBits(x);
-}
-
-uint32_t NonFiniteWord(float x, DType dtype) {
-  const bool nan = (FloatBits(x) & 0x7FFFFFFF) > kFloatInf;
-  const uint32_t sign = FloatBits(x) >> 31;
-  if (dtype == DType::kFloat16) return sign << 15 | (nan ? 0x7E00 : kHalfInf);
-  if (dtype == DType::kBFloat16) return sign << 15 | (nan ? 0x7FC0 : kBfloatInf);
-  return sign << 31 | (nan ? 0x7FC00000 : kFloatInf);
-}
-
 }  // namespace
 
 uint64_t ConvertWords(const uint8_t* source, DType from, uint8_t* target, DType to, size_t count) {
@@ -56,14 +37,9 @@ uint64_t ConvertWords(const uint8_t* source, DType from, uint8_t* target, DType 
   }
   uint64_t changed = 0;
   for (size_t i = 0; i < count; ++i) {
-    const float x = Widen(LoadWord(source, from, i), from);
-    if ((FloatBits(x) & 0x7FFFFFFF) >= kFloatInf) {
-      StoreWord(target, to, i, NonFiniteWord(x, to));
-      continue;
-    }
-    const uint32_t word = Narrow(x, to);
-    changed += Widen(word, to) != x;
-    StoreWord(target, to, i, word);
+    const ConvertedWord converted = ConvertWord(LoadWord(source, from, i), from, to);
+    changed += converted.changed;
+    StoreWord(target, to, i, converted.word);
   }
   return changed;
 }

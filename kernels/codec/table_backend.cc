@@ -10,7 +10,6 @@
 #include "kernels/codec/raw_words.h"
 #include "kernels/codec/section_cursors.h"
 #include "kernels/codec/token_reader.h"
-#include "kernels/format/crc32c.h"
 
 namespace spectrumkv {
 namespace {
@@ -100,9 +99,7 @@ class ChunkWriter {
   }
 
   uint64_t Finish(const ChunkIdentity& identity) {
-    ChunkHeader header = HeaderOf(dims_, identity, layout_.chunk_bytes);
-    header.crc32c = Crc32c(header.crc32c, out_ + kHeaderBytes, header.body_bytes);
-    std::memcpy(out_, &header, kHeaderBytes);
+    SealChunk(dims_, identity, layout_.chunk_bytes, out_);
     return layout_.chunk_bytes;
   }
 

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "kernels/cpu/cpu_backends.h"
-#include "kernels/format/crc32c.h"
 #include "tests/differential/planes.h"
 
 namespace spectrumkv::testing {
@@ -118,30 +117,6 @@ class CodecDifferentialTest : public ::testing::TestWithParam<uint32_t> {
     }
   }
 
-  // Other codes and scales in a valid chunk: what a foreign encoder may send.
-  void Scramble(std::vector<uint8_t>* chunk) {
-    ChunkView view;
-    ASSERT_EQ(ParseChunk(chunk->data(), chunk->size(), &view), Refusal::kNone);
-    const auto bytes = [&](const Section& section, auto next) {
-      for (uint64_t i = 0; i < section.bytes; ++i) (*chunk)[section.offset + i] = static_cast<uint8_t>(next());
-    };
-    const auto finite_halves = [&](const Section& section) {
-      for (uint64_t i = 0; i + 1 < section.bytes; i += 2) {
-        uint16_t half = static_cast<uint16_t>(rng_());
-        if ((half & 0x7C00) == 0x7C00) half = static_cast<uint16_t>(half ^ 0x4000);
-        std::memcpy(chunk->data() + section.offset + i, &half, 2);
-      }
-    };
-    bytes(view.layout.centre_codes, rng_);
-    bytes(view.layout.scales8, [&] { return rng_() % 0xF8; });
-    finite_halves(view.layout.centre_scales);
-    finite_halves(view.layout.scales16);
-    for (int i = 0; i < kCodeSections; ++i) bytes(view.layout.codes[i], rng_);
-    const uint32_t head = Crc32c(0, chunk->data(), 60);
-    const uint32_t crc = Crc32c(head, chunk->data() + 64, chunk->size() - 64);
-    std::memcpy(chunk->data() + 60, &crc, sizeof(crc));
-  }
-
   // A RAW chunk whose words stay in the planes is the chunk that Encode writes.
   void ExpectRawFramed(const ChunkDims& dims, const Plane& k, const Plane& v, const Backend& backend) {
     const std::vector<uint8_t> tiers(dims.tokens, 0);
@@ -196,7 +171,7 @@ class CodecDifferentialTest : public ::testing::TestWithParam<uint32_t> {
     }
     for (DType target : kDTypes) ExpectSameDecoding(expected.chunk, target, others);
     std::vector<uint8_t> scrambled = expected.chunk;
-    Scramble(&scrambled);
+    ScrambleChunk(&scrambled, &rng_);
     ExpectSameDecoding(scrambled, dims.dtype, others);
     ExpectSameDecoding(scrambled, DType::kFloat32, others);
   }

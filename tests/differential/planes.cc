@@ -6,6 +6,7 @@
 
 #include "kernels/codec/codec_math.h"
 #include "kernels/cpu/cpu_backends.h"
+#include "kernels/format/crc32c.h"
 
 namespace spectrumkv::testing {
 namespace {
@@ -149,6 +150,29 @@ std::vector<uint8_t> RandomTiers(const ChunkDims& dims, std::mt19937_64* rng) {
     tier = TierMapByte(k, dims.has_v ? v : Tier::kRaw);
   }
   return tiers;
+}
+
+void ScrambleChunk(std::vector<uint8_t>* chunk, std::mt19937_64* rng) {
+  ChunkView view;
+  if (ParseChunk(chunk->data(), chunk->size(), &view) != Refusal::kNone) std::abort();
+  const auto bytes = [chunk](const Section& section, auto next) {
+    for (uint64_t i = 0; i < section.bytes; ++i) (*chunk)[section.offset + i] = static_cast<uint8_t>(next());
+  };
+  const auto finite_halves = [&](const Section& section) {
+    for (uint64_t i = 0; i + 1 < section.bytes; i += 2) {
+      uint16_t half = static_cast<uint16_t>((*rng)());
+      if ((half & 0x7C00) == 0x7C00) half = static_cast<uint16_t>(half ^ 0x4000);
+      std::memcpy(chunk->data() + section.offset + i, &half, 2);
+    }
+  };
+  bytes(view.layout.centre_codes, [rng] { return (*rng)(); });
+  bytes(view.layout.scales8, [rng] { return (*rng)() % 0xF8; });
+  finite_halves(view.layout.centre_scales);
+  finite_halves(view.layout.scales16);
+  for (const Section& codes : view.layout.codes) bytes(codes, [rng] { return (*rng)(); });
+  const uint32_t head = Crc32c(0, chunk->data(), 60);
+  const uint32_t crc = Crc32c(head, chunk->data() + 64, chunk->size() - 64);
+  std::memcpy(chunk->data() + 60, &crc, sizeof(crc));
 }
 
 uint64_t Seed() {

@@ -55,6 +55,9 @@ void FillNormal(Plane* plane, const ChunkDims& dims, float sigma, std::mt19937_6
 // Every tier map byte as likely as any other; V nibbles 0 without V. One map in four has one tier only.
 std::vector<uint8_t> RandomTiers(const ChunkDims& dims, std::mt19937_64* rng);
 
+// Other codes and scales in a valid chunk: what a foreign encoder may send.
+void ScrambleChunk(std::vector<uint8_t>* chunk, std::mt19937_64* rng);
+
 // The word of dtype nearest to x.
 uint32_t WordOf(float x, DType dtype);
 float ValueOf(uint32_t word, DType dtype);

@@ -1,0 +1,64 @@
+// What kernels are given, and where a job's intermediate results lie in its workspace. Internal to kernels/cuda.
+#pragma once
+
+#include "kernels/cuda/codec.h"
+
+namespace spectrumkv::gpu {
+
+// Where the cells of one (plane, token) begin in the chunk: head 0; the others follow.
+struct CellPlace {
+  uint64_t codes;
+  uint64_t scales;
+};
+
+// What the layout kernel tells those after it.
+struct ChunkPlaces {
+  uint64_t centre_scales;
+  uint64_t centre_codes;
+  uint32_t centred;  // the chunk has centres
+  uint32_t fits;     // false: it is longer than the capacity, and nothing is written
+};
+
+// The workspace of a job; every pointer has the alignment of its type.
+struct Workspaces {
+  ChunkPlaces* chunk;
+  CellPlace* cells;     // [planes, tokens]
+  uint32_t* nonfinite;  // [tokens], values of both planes
+  uint8_t* escaped;     // [tokens], planes
+  uint8_t* tiers;       // [tokens], the tier map on the wire
+};
+
+// Of all kernels that work on a chunk; each reads what it needs.
+struct ChunkArgs {
+  uint32_t tokens;
+  uint32_t heads;
+  uint32_t head_dim;
+  uint32_t rotation;
+  uint32_t planes;      // 1 or 2
+  uint32_t cell_lanes;  // lanes of a warp that share a cell: a power of two, or 32 for cells of several sets
+  DType dtype;          // of the chunk
+  DevicePlane k, v;
+  const uint8_t* requested;  // tiers; encoding only
+  uint8_t* chunk;            // written by encoding only
+  uint64_t capacity;
+  Workspaces work;
+  ChunkReport* report;
+};
+
+struct ScanArgs {
+  uint32_t tokens;
+  uint32_t heads;
+  uint32_t head_dim;
+  DevicePlane plane;
+  uint8_t* scans;  // TokenScan[tokens]
+};
+
+struct ZeroArgs {
+  uint32_t first_token;
+  uint32_t tokens;
+  uint32_t heads;
+  uint32_t head_dim;
+  DevicePlane plane;
+};
+
+}  // namespace spectrumkv::gpu

@@ -1,0 +1,160 @@
+#include "kernels/cuda/jobs.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/tuning.h"
+
+namespace spectrumkv::gpu {
+namespace {
+
+bool Aligned(const void* pointer, size_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
+
+// In these ranges no kernel counts more than 2^29 threads, which fit in 32 bits.
+const char* CheckDims(const ChunkDims& dims) {
+  if (dims.tokens < 1 || dims.tokens > kMaxChunkTokens) return "dims.tokens";
+  if (dims.heads < 1 || dims.heads > kMaxHeads) return "dims.heads";
+  if (dims.head_dim < 8 || dims.head_dim > kMaxHeadDim || dims.head_dim % 8 != 0) return "dims.head_dim";
+  if (dims.dtype < DType::kFloat16 || dims.dtype > DType::kFloat32) return "dims.dtype";
+  return nullptr;
+}
+
+const char* CheckPlane(const DevicePlane& plane, const char* name) {
+  return plane.base == nullptr || plane.runs == nullptr || plane.run_count == 0 ? name : nullptr;
+}
+
+// Of both planes, and of what encode and decode jobs share.
+template <typename Job>
+const char* CheckChunkJob(const Job& job, const void* workspace, size_t workspace_bytes) {
+  if (const char* wrong = CheckDims(job.dims)) return wrong;
+  if (const char* wrong = CheckPlane(job.k, "k")) return wrong;
+  if (job.dims.has_v && CheckPlane(job.v, "v") != nullptr) return "v";
+  if (job.chunk == nullptr || !Aligned(job.chunk, 16)) return "chunk";
+  if (job.report == nullptr || !Aligned(job.report, alignof(ChunkReport))) return "report";
+  if (workspace == nullptr || !Aligned(workspace, 16)) return "workspace";
+  return workspace_bytes < WorkspaceBytes(job.dims) ? "workspace_bytes" : nullptr;
+}
+
+// The smallest power of two that holds a cell, at most a warp.
+uint32_t CellLanes(uint32_t head_dim) {
+  const uint32_t units = head_dim / kLaneValues;
+  uint32_t lanes = 1;
+  while (lanes < units && lanes < kWarpLanes) lanes *= 2;
+  return lanes;
+}
+
+// Takes the parts of a workspace one after another; from null it measures.
+class Parts {
+ public:
+  explicit Parts(void* workspace) : at_(static_cast<uint8_t*>(workspace)) {}
+
+  template <typename T>
+  T* Take(size_t count) {
+    T* taken = at_ == nullptr ? nullptr : reinterpret_cast<T*>(at_ + bytes_);
+    bytes_ += (count * sizeof(T) + 15) / 16 * 16;
+    return taken;
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  uint8_t* at_;
+  size_t bytes_ = 0;
+};
+
+Workspaces Divide(const ChunkDims& dims, Parts* parts) {
+  Workspaces work;
+  work.chunk = parts->Take<ChunkPlaces>(1);
+  work.cells = parts->Take<CellPlace>(size_t{2} * dims.tokens);
+  work.nonfinite = parts->Take<uint32_t>(dims.tokens);
+  work.escaped = parts->Take<uint8_t>(dims.tokens);
+  work.tiers = parts->Take<uint8_t>(dims.tokens);
+  return work;
+}
+
+template <typename Job>
+ChunkArgs ChunkArgsOf(const Job& job, void* workspace) {
+  ChunkArgs args{};
+  args.tokens = job.dims.tokens;
+  args.heads = job.dims.heads;
+  args.head_dim = job.dims.head_dim;
+  args.rotation = RotationOf(job.dims.head_dim);
+  args.planes = job.dims.has_v ? 2 : 1;
+  args.cell_lanes = CellLanes(job.dims.head_dim);
+  args.dtype = job.dims.dtype;
+  args.k = job.k;
+  args.v = job.dims.has_v ? job.v : job.k;
+  args.report = job.report;
+  Parts parts(workspace);
+  args.work = Divide(job.dims, &parts);
+  return args;
+}
+
+}  // namespace
+
+size_t WorkspaceBytes(const ChunkDims& dims) {
+  Parts parts(nullptr);
+  Divide(dims, &parts);
+  return parts.bytes();
+}
+
+const char* Check(const EncodeJob& job, const void* workspace, size_t workspace_bytes) {
+  if (const char* wrong = CheckChunkJob(job, workspace, workspace_bytes)) return wrong;
+  return job.tiers == nullptr ? "tiers" : nullptr;
+}
+
+const char* Check(const DecodeJob& job, const void* workspace, size_t workspace_bytes) {
+  if (const char* wrong = CheckChunkJob(job, workspace, workspace_bytes)) return wrong;
+  return job.target < DType::kFloat16 || job.target > DType::kFloat32 ? "target" : nullptr;
+}
+
+const char* Check(const ScanJob& job) {
+  if (const char* wrong = CheckDims(job.dims)) return wrong;
+  if (const char* wrong = CheckPlane(job.plane, "plane")) return wrong;
+  return job.scans == nullptr || !Aligned(job.scans, 2) ? "scans" : nullptr;
+}
+
+const char* Check(const ZeroJob& job) {
+  if (const char* wrong = CheckDims(job.dims)) return wrong;
+  return CheckPlane(job.plane, "plane");
+}
+
+ChunkArgs ArgsOf(const EncodeJob& job, void* workspace) {
+  ChunkArgs args = ChunkArgsOf(job, workspace);
+  args.requested = job.tiers;
+  args.chunk = job.chunk;
+  args.capacity = job.capacity;
+  return args;
+}
+
+ChunkArgs ArgsOf(const DecodeJob& job, void* workspace) {
+  ChunkArgs args = ChunkArgsOf(job, workspace);
+  args.chunk = const_cast<uint8_t*>(job.chunk);  // kernels of decoding only read it
+  return args;
+}
+
+ScanArgs ArgsOf(const ScanJob& job) {
+  return ScanArgs{job.dims.tokens, job.dims.heads, job.dims.head_dim, job.plane, reinterpret_cast<uint8_t*>(job.scans)};
+}
+
+ZeroArgs ArgsOf(const ZeroJob& job) {
+  return ZeroArgs{job.first_token, job.dims.tokens, job.dims.heads, job.dims.head_dim, job.plane};
+}
+
+uint32_t BlocksFor(uint64_t work_items, uint32_t threads) {
+  return static_cast<uint32_t>((work_items + threads - 1) / threads);
+}
+
+uint32_t RunsOf(const uint8_t* const* rows, uint32_t tokens, const uint8_t* base, int64_t token_stride_bytes,
+                TokenRun* runs) {
+  uint32_t count = 0;
+  for (uint32_t t = 0; t < tokens; ++t) {
+    const auto offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(rows[t]) - reinterpret_cast<uintptr_t>(base));
+    if (t != 0) {
+      const TokenRun& last = runs[count - 1];
+      if (offset == last.offset_bytes + int64_t{t - last.first_token} * token_stride_bytes) continue;
+    }
+    runs[count++] = TokenRun{offset, t, 0};
+  }
+  return count;
+}
+
+}  // namespace spectrumkv::gpu

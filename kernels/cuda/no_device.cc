@@ -1,0 +1,17 @@
+// The interface of kernels/cuda/codec.h in a build without CUDA.
+#include "kernels/cuda/codec.h"
+
+namespace spectrumkv::gpu {
+namespace {
+
+constexpr const char* kWhy = "this program was built without CUDA";
+
+}  // namespace
+
+LaunchStatus LaunchEncode(const EncodeJob&, void*, size_t, Stream) { return LaunchStatus{kWhy, 0}; }
+LaunchStatus LaunchDecode(const DecodeJob&, void*, size_t, Stream) { return LaunchStatus{kWhy, 0}; }
+LaunchStatus LaunchScan(const ScanJob&, Stream) { return LaunchStatus{kWhy, 0}; }
+LaunchStatus LaunchZero(const ZeroJob&, Stream) { return LaunchStatus{kWhy, 0}; }
+DeviceCount CountDevices() { return DeviceCount{0, kWhy}; }
+
+}  // namespace spectrumkv::gpu

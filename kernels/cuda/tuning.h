@@ -1,0 +1,25 @@
+// Numbers that decide speed and nothing else: no result depends on them. All in one place, to be tried against a
+// device.
+#pragma once
+
+#include <cstdint>
+
+namespace spectrumkv::gpu {
+
+constexpr uint32_t kWarpLanes = 32;
+
+// Values of one cell that one lane holds: 16 bytes of float16, one 128-bit access. Not free: codec.h says why.
+constexpr uint32_t kLaneValues = 8;
+
+// Threads of a block, by kernel. Multiples of 32; every kernel is right for any of them.
+constexpr uint32_t kCellThreads = 128;      // encode, decode, centres: a group of lanes for each cell
+constexpr uint32_t kClassifyThreads = 128;  // a warp for each token
+constexpr uint32_t kScanThreads = 128;      // 8 lanes for each token
+constexpr uint32_t kZeroThreads = 128;
+constexpr uint32_t kLayoutThreads = 256;  // one block for a chunk: >= 192, a thread for each byte of padding
+
+// Blocks that a multiprocessor should hold at least: with 128 threads this allows 85 registers, which no kernel needs,
+// so that none is spilled for the sake of more.
+constexpr uint32_t kBlocksPerMultiprocessor = 6;
+
+}  // namespace spectrumkv::gpu

@@ -1,0 +1,26 @@
+// Something that runs the jobs of kernels/cuda: the shim, the PTX interpreter or a device. What jobs point to lies in
+// host memory; an executor for a device copies it.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/codec.h"
+#include "tests/cuda/shim/block.h"
+
+namespace spectrumkv::testing {
+
+class Executor {
+ public:
+  virtual ~Executor() = default;
+  virtual std::string name() const = 0;
+  // All memory the next jobs may touch.
+  virtual void Allow(std::vector<shim::Range> memory) = 0;
+  virtual void Encode(const gpu::EncodeJob& job, void* workspace) = 0;
+  virtual void Decode(const gpu::DecodeJob& job, void* workspace) = 0;
+  virtual void Scan(const gpu::ScanJob& job) = 0;
+  virtual void Zero(const gpu::ZeroJob& job) = 0;
+};
+
+}  // namespace spectrumkv::testing

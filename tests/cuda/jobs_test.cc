@@ -1,0 +1,70 @@
+// What the host makes of a job: refused fields by name, runs from addresses, the workspace's size.
+#include <gtest/gtest.h>
+
+#include "kernels/cuda/jobs.h"
+
+namespace spectrumkv::gpu {
+namespace {
+
+class JobsTest : public ::testing::Test {
+ protected:
+  EncodeJob Encode() {
+    EncodeJob job;
+    job.dims = ChunkDims{16, 2, 64, DType::kFloat16, true};
+    job.k = job.v = DevicePlane{memory_, &run_, 1, 256, 128, 2};
+    job.tiers = memory_;
+    job.chunk = memory_;
+    job.capacity = sizeof(memory_);
+    job.report = &report_;
+    return job;
+  }
+  std::string Wrong(const EncodeJob& job) {
+    const char* wrong = Check(job, memory_, WorkspaceBytes(ChunkDims{16, 2, 64, DType::kFloat16, true}));
+    return wrong == nullptr ? "" : wrong;
+  }
+
+  alignas(16) uint8_t memory_[4096] = {};
+  TokenRun run_;
+  ChunkReport report_;
+};
+
+TEST_F(JobsTest, WrongFieldsAreNamed) {
+  EXPECT_EQ(Wrong(Encode()), "");
+  const auto with = [this](auto change) {
+    EncodeJob job = Encode();
+    change(&job);
+    return Wrong(job);
+  };
+  EXPECT_EQ(with([](EncodeJob* j) { j->dims.tokens = 0; }), "dims.tokens");
+  EXPECT_EQ(with([](EncodeJob* j) { j->dims.tokens = 4097; }), "dims.tokens");
+  EXPECT_EQ(with([](EncodeJob* j) { j->dims.heads = 1025; }), "dims.heads");
+  EXPECT_EQ(with([](EncodeJob* j) { j->dims.head_dim = 12; }), "dims.head_dim");
+  EXPECT_EQ(with([](EncodeJob* j) { j->dims.head_dim = 1032; }), "dims.head_dim");
+  EXPECT_EQ(with([](EncodeJob* j) { j->dims.dtype = static_cast<DType>(4); }), "dims.dtype");
+  EXPECT_EQ(with([](EncodeJob* j) { j->k.runs = nullptr; }), "k");
+  EXPECT_EQ(with([](EncodeJob* j) { j->v.run_count = 0; }), "v");
+  EXPECT_EQ(with([](EncodeJob* j) { j->v.run_count = 0, j->dims.has_v = false; }), "");
+  EXPECT_EQ(with([](EncodeJob* j) { ++j->chunk; }), "chunk");
+  EXPECT_EQ(with([](EncodeJob* j) { j->report = nullptr; }), "report");
+  EXPECT_EQ(with([](EncodeJob* j) { j->tiers = nullptr; }), "tiers");
+  EXPECT_EQ(with([](EncodeJob* j) { j->dims.tokens = 17; }), "workspace_bytes");
+  EXPECT_STREQ(Check(Encode(), nullptr, 1 << 20), "workspace");
+}
+
+TEST_F(JobsTest, RunsFollowAddresses) {
+  const uint8_t* base = memory_;
+  const uint8_t* rows[] = {base + 64, base + 80, base + 96, base, base + 16, base + 128};
+  TokenRun runs[6];
+  ASSERT_EQ(RunsOf(rows, 6, base, 16, runs), 3u);
+  EXPECT_EQ(runs[0].offset_bytes, 64);
+  EXPECT_EQ(runs[1].first_token, 3u);
+  EXPECT_EQ(runs[1].offset_bytes, 0);
+  EXPECT_EQ(runs[2].first_token, 5u);
+  EXPECT_EQ(runs[2].offset_bytes, 128);
+  EXPECT_EQ(RunsOf(rows, 1, base, 16, runs), 1u);
+  EXPECT_EQ(RunsOf(rows + 3, 2, rows[5], 16, runs), 1u);
+  EXPECT_EQ(runs[0].offset_bytes, -128);
+}
+
+}  // namespace
+}  // namespace spectrumkv::gpu

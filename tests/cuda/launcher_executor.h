@@ -1,0 +1,41 @@
+// An Executor made of a Launcher for kernels/cuda/pipeline.cuh; include that first. MakeLauncher(memory) gives one.
+#pragma once
+
+#include <functional>
+
+#include "tests/cuda/executor.h"
+
+namespace spectrumkv::testing {
+
+template <typename Launcher>
+class LauncherExecutor final : public Executor {
+ public:
+  LauncherExecutor(std::string name, std::function<Launcher(const std::vector<shim::Range>&)> make_launcher)
+      : name_(std::move(name)), make_launcher_(std::move(make_launcher)) {}
+
+  std::string name() const override { return name_; }
+  void Allow(std::vector<shim::Range> memory) override { memory_ = std::move(memory); }
+  void Encode(const gpu::EncodeJob& job, void* workspace) override {
+    Launcher launch = make_launcher_(memory_);
+    gpu::RunEncode(job, workspace, launch);
+  }
+  void Decode(const gpu::DecodeJob& job, void* workspace) override {
+    Launcher launch = make_launcher_(memory_);
+    gpu::RunDecode(job, workspace, launch);
+  }
+  void Scan(const gpu::ScanJob& job) override {
+    Launcher launch = make_launcher_(memory_);
+    gpu::RunScan(job, launch);
+  }
+  void Zero(const gpu::ZeroJob& job) override {
+    Launcher launch = make_launcher_(memory_);
+    gpu::RunZero(job, launch);
+  }
+
+ private:
+  std::string name_;
+  std::function<Launcher(const std::vector<shim::Range>&)> make_launcher_;
+  std::vector<shim::Range> memory_;
+};
+
+}  // namespace spectrumkv::testing
