@@ -1,5 +1,6 @@
 """The two daemons and the worker beside each: started, stopped, continued, killed and started again."""
 
+import contextlib
 import json
 import mmap
 import pathlib
@@ -155,7 +156,8 @@ class Worker:
         if self.alive:
             self.process.kill()
             self.process.wait()
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # an order that nobody read
+            self.process.stdin.close()
         self.cache = self.memory = None
         path = pathlib.Path(self.shared_dir) / self.segment.lstrip("/")
         path.unlink(missing_ok=True)  # a killed process cannot

@@ -114,6 +114,13 @@ def undisturbed(world, transfer):
     return ""
 
 
+def settle(world, name):
+    """Waits for the workers' writers: what they still write would land in sources of the next transfers."""
+    for worker in world.workers:
+        worker.order(do="settle", name=name)
+        assert worker.wait_for(lambda event: event.get("event") == "settled" and event["name"] == name, 15)["writers"] == 0
+
+
 def learn(world, transfer):
     """Sees to it that World.expected() knows this transfer: coded words are compared with those of an undisturbed one."""
     key = transfer.content, transfer.policy, transfer.layerwise
@@ -168,6 +175,7 @@ def run_point(world, point, saboteur=None):
     if point.kind == "disk_full_writing":
         world.replace_worker(point.first.target)  # its pool has holes and is given up
     world.mend()
+    settle(world, point.first.name)
     saboteur.before_leaks(world, record)
     wrong += serves_next(world, point.first.name, 2 if point.kind in LINK_KINDS else 1)
     for side, daemon in enumerate(world.daemons):

@@ -27,6 +27,7 @@ class Worker:
     def __init__(self, socket, shared_dir, seed):
         self.client = skv.Client(socket, timeout_s=10)
         self.seed = seed
+        self._writers, self._wrote = 0, threading.Condition()
         self.pool = self.client.shared_memory_pool([contents.group()], model=contents.MODEL, shared_dir=shared_dir)
         if not self.pool.wait_held():  # else its death would be noticed by the end of the lease alone
             raise SystemExit("the daemon does not hold the pool")
@@ -34,6 +35,16 @@ class Worker:
 
     def start(self, order):
         """Calls send, publish, expect or fetch as the order says, and writes a layer-wise source bit by bit."""
+        with self._wrote:
+            self._writers += 1
+        try:
+            self._start(order)
+        finally:
+            with self._wrote:
+                self._writers -= 1
+                self._wrote.notify_all()
+
+    def _start(self, order):
         name, role = order["name"], order["role"]
         options = dict(pool=self.pool, token_count=order["tokens"], blocks=order["blocks"], deadline_ms=order["deadline_ms"])
         if role in ("send", "publish"):
@@ -47,6 +58,13 @@ class Worker:
                 self.write_layers(order)
         except skv.SpectrumKVError as error:
             say(name=name, role=role, event="refused", code=error.code, reason=error.reason, text=str(error))
+
+    def settle(self, order):
+        """Says so once nothing writes any more: a layer-wise source that has failed is known to its writer only when it
+        advances, with a layer written."""
+        with self._wrote:
+            self._wrote.wait_for(lambda: self._writers == 0, 10)
+            say(name=order["name"], event="settled", writers=self._writers)
 
     def write_layers(self, order):
         words = contents.words(self.seed, order["content"])

@@ -84,7 +84,7 @@ def test_any_layout_and_dtype(prefill, decode, pair, options, dtype):
         kv = random_kv(np.float32).view(np.uint32)
         kv = kv if dtype == "float32" else (kv >> 16).astype(np.uint16) if dtype == "bfloat16" else random_kv().view(words)
         source.write_tokens(kv.view(source.groups[0].numpy_dtype), blocks_for(source))
-        policy = skv.policy(budget=0.3)
+        policy = skv.policy(allocator="GREEDY", budget=0.3)
         name = f"layout-{dtype}-{target_group.memory_axes}-{target_group.block_tokens}"
         plan = prefill.plan(source, TOKENS, blocks_for(source), policy)
         decode.expect(name, pool=target, token_count=TOKENS, blocks=blocks_for(target, 1))
