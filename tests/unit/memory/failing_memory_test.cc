@@ -60,6 +60,7 @@ TEST_F(FailingMemoryTest, AKernelThatCannotPopulateGetsItsPagesTouched) {
 
 TEST_F(FailingMemoryTest, ASegmentThatCannotBeOpenedLookedAtOrMappedIsRefused) {
   ShmObject object(kBytes);
+  const int files = OpenFiles();  // the object keeps its own
   for (const MemoryCall call : {MemoryCall::kOpen, MemoryCall::kStat, MemoryCall::kMap}) {
     for (const int error : {ENOMEM, EMFILE, ENFILE, ENOSPC, EAGAIN}) {
       FailCall(call, error);
@@ -67,7 +68,7 @@ TEST_F(FailingMemoryTest, ASegmentThatCannotBeOpenedLookedAtOrMappedIsRefused) {
       SetMemoryFault(nullptr);
       ASSERT_FALSE(segment.ok()) << error;
       ExpectExhausted(segment.status(), "SEGMENT_MAP_FAILED");
-      EXPECT_EQ(OpenFiles(), files_);
+      EXPECT_EQ(OpenFiles(), files);
       EXPECT_EQ(LiveMappings(), 0);
     }
   }

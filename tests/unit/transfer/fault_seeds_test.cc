@@ -28,9 +28,13 @@ bool Live(uint64_t seed, uint64_t events, SimCounts* counts) {
     const int64_t mappings = LiveMappings();  // the slots have theirs now
     simulation.Run(events);
     if (!testing::Test::HasFailure()) simulation.Finish();
-    if (!testing::Test::HasFailure()) EXPECT_EQ(LiveMappings(), mappings) << "a mapping is left";
+    if (!testing::Test::HasFailure()) {
+      EXPECT_EQ(LiveMappings(), mappings) << "a mapping is left";
+    }
   }
-  if (!testing::Test::HasFailure()) EXPECT_EQ(OpenFiles(), files) << "a file is left open";
+  if (!testing::Test::HasFailure()) {
+    EXPECT_EQ(OpenFiles(), files) << "a file is left open";
+  }
   if (!testing::Test::HasFailure()) return true;
   const auto* const test = testing::UnitTest::GetInstance()->current_test_info();
   std::printf("replay: SPECTRUMKV_FAULT_SEED=%llu transfer_fault_seeds_test --gtest_filter=%s.%s\n",
