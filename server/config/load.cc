@@ -44,6 +44,8 @@ std::string Nearest(const std::string& text, const std::vector<std::string>& nam
   std::string best;
   size_t best_distance = within + 1;
   for (const std::string& name : names) {
+    const size_t apart = text.size() > name.size() ? text.size() - name.size() : name.size() - text.size();
+    if (apart >= best_distance) continue;  // the distance is no less
     const size_t distance = Distance(text, name);
     if (distance < best_distance) {
       best = name;

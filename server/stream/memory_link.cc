@@ -16,6 +16,15 @@ absl::Status PeerGone(const std::string& peer) {
   return MakeError(absl::StatusCode::kUnavailable, "PEER_GONE", peer + " broke off", {{"peer", peer}});
 }
 
+// What a fault does to the bytes of a message.
+template <typename Bytes>
+void Damage(const Fault& fault, Bytes* bytes) {
+  if (bytes->empty()) return;
+  const size_t at = fault.byte % bytes->size();
+  if (fault.kind == Fault::Kind::kCorrupt) (*bytes)[at] = static_cast<typename Bytes::value_type>((*bytes)[at] ^ fault.mask);
+  if (fault.kind == Fault::Kind::kTruncate) bytes->resize(at);
+}
+
 class CopiedChunk final : public ReceivedChunk {
  public:
   // In pieces of an odd size, as from a network.
@@ -261,7 +270,7 @@ void MemoryLink::Hand(int from, Message& message, const Fault& fault) {
   const uint8_t* data = message.chunk->slot.data();
   std::vector<uint8_t> bytes(data, data + message.chunk->slot_bytes);
   for (const ByteSpan& span : message.chunk->lent) bytes.insert(bytes.end(), span.data, span.data + span.size);
-  if (fault.kind == Fault::Kind::kCorrupt && !bytes.empty()) bytes[fault.byte % bytes.size()] ^= fault.mask;
+  Damage(fault, &bytes);
   Return(message, true);
   const std::shared_ptr<DataListener> listener = data_listener_[to];
   for (int i = 0; i < times && listener != nullptr; ++i) listener->OnChunk(std::make_unique<CopiedChunk>(bytes));
@@ -272,8 +281,7 @@ void MemoryLink::HandFrame(int from, const ControlFrame& frame, const Fault& fau
   if (listener == nullptr) return;
   // What the bounds of the wire would refuse is refused here too.
   std::string bytes = FrameToProto(frame).SerializeAsString();
-  if (fault.kind == Fault::Kind::kCorrupt && !bytes.empty())
-    bytes[fault.byte % bytes.size()] ^= static_cast<char>(fault.mask);
+  Damage(fault, &bytes);
   v1::ControlFrame proto;
   absl::StatusOr<ControlFrame> parsed =
       proto.ParseFromString(bytes) ? FrameFromProto(proto) : MalformedFrame("frame", "does not parse");

@@ -38,9 +38,10 @@ struct Fault {
     kDrop,       // the sender believes it was sent
     kDelay,      // this message and those behind it wait delay_ns; needs a clock
     kDuplicate,  // delivered twice
-    kCorrupt,  // byte `byte` (modulo the length) is XORed with `mask`; a frame that no longer parses closes the stream
-    kHold,     // delivered after `behind` later messages of its direction, or before the stream ends
-    kBreak     // the connection breaks before this message
+    kCorrupt,   // byte `byte` (modulo the length) is XORed with `mask`; a frame that no longer parses closes the stream
+    kTruncate,  // all from byte `byte` (modulo the length) on is missing; as for kCorrupt
+    kHold,      // delivered after `behind` later messages of its direction, or before the stream ends
+    kBreak      // the connection breaks before this message
   };
   Kind kind = Kind::kPass;
   int64_t delay_ns = 0;

@@ -119,10 +119,14 @@ void CheckBatch(const Planner& planner, const std::vector<uint32_t>& wanted, con
   Check(batch.wire_bytes == wire, "exact wire bytes");
 }
 
-void Run(const Case& c, Input in) {
+// `twice`: plans all a second time, which takes as long again.
+void Run(const Case& c, Input in, bool twice) {
   absl::StatusOr<Planner> planner = Planner::Create(c.policy, c.layers, c.tokens, &c.scan);
-  absl::StatusOr<Planner> again = Planner::Create(c.policy, c.layers, c.tokens, &c.scan);
-  Check(planner.status() == again.status(), "the same answer twice");
+  absl::StatusOr<Planner> again = absl::UnknownError("");
+  if (twice) {
+    again = Planner::Create(c.policy, c.layers, c.tokens, &c.scan);
+    Check(planner.status() == again.status(), "the same answer twice");
+  }
   if (!planner.ok()) return;
   const uint32_t kept = planner->shape().kept_count();
   Check(kept >= 1 && kept <= c.tokens, "some tokens travel");
@@ -141,11 +145,14 @@ void Run(const Case& c, Input in) {
   uint64_t spent = 0;
   for (const std::vector<uint32_t>& wanted : batches) {
     absl::StatusOr<PlanBatch> batch = planner->Plan(wanted, scan);
-    const absl::StatusOr<PlanBatch> same = again->Plan(wanted, scan);
-    Check(batch.status() == same.status(), "the same batch twice");
+    if (twice) {
+      const absl::StatusOr<PlanBatch> same = again->Plan(wanted, scan);
+      Check(batch.status() == same.status(), "the same batch twice");
+      Check(!batch.ok() || (batch->wire_bytes == same->wire_bytes && batch->escaped == same->escaped),
+            "the same batch twice");
+    }
     if (!batch.ok()) continue;
     CheckBatch(*planner, wanted, *batch);
-    Check(batch->wire_bytes == same->wire_bytes && batch->escaped == same->escaped, "the same batch twice");
     Check(planner->Plan(wanted, scan).status().code() == absl::StatusCode::kInvalidArgument, "no chunk twice");
     spent += batch->wire_bytes;
     budget += batch->escape_overrun_bytes;
@@ -160,6 +167,6 @@ void Run(const Case& c, Input in) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   spectrumkv::Input in(data, size);
   const spectrumkv::Case c = spectrumkv::Read(&in);
-  spectrumkv::Run(c, in);
+  spectrumkv::Run(c, in, /*twice=*/size % 4 == 0);
   return 0;
 }

@@ -1,0 +1,97 @@
+// All seams at once, in many short lives, and one engine pair in long random walks; see simulation/simulation.h.
+//
+//   SPECTRUMKV_FAULT_SEED=N    only the simulation of this seed: what a failure prints
+//   SPECTRUMKV_FAULT_POINTS    how many seeds (300)
+//   SPECTRUMKV_ENGINE_EVENTS   how many events the walks have; unset: as many as fit into 20 s
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+
+#include "tests/unit/memory/failing_memory.h"
+#include "tests/unit/transfer/simulation/simulation.h"
+
+namespace spectrumkv {
+namespace {
+
+constexpr uint64_t kShort = 500, kLong = 4000;  // events of one simulation
+
+uint64_t NumberFrom(const char* name, uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr && *text != '\0' ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+// True: nothing was broken.
+bool Live(uint64_t seed, uint64_t events, SimCounts* counts) {
+  const int files = OpenFiles();
+  {
+    Simulation simulation(seed, counts);
+    const int64_t mappings = LiveMappings();  // the slots have theirs now
+    simulation.Run(events);
+    if (!testing::Test::HasFailure()) simulation.Finish();
+    if (!testing::Test::HasFailure()) EXPECT_EQ(LiveMappings(), mappings) << "a mapping is left";
+  }
+  if (!testing::Test::HasFailure()) EXPECT_EQ(OpenFiles(), files) << "a file is left open";
+  if (!testing::Test::HasFailure()) return true;
+  const auto* const test = testing::UnitTest::GetInstance()->current_test_info();
+  std::printf("replay: SPECTRUMKV_FAULT_SEED=%llu transfer_fault_seeds_test --gtest_filter=%s.%s\n",
+              static_cast<unsigned long long>(seed), test->test_suite_name(), test->name());
+  std::fflush(stdout);
+  return false;
+}
+
+void Print(const SimCounts& counts) {
+  std::printf("%llu events, %llu steps of executors, %llu transfers, %llu restarts\n",
+              static_cast<unsigned long long>(counts.events), static_cast<unsigned long long>(counts.steps),
+              static_cast<unsigned long long>(counts.transfers), static_cast<unsigned long long>(counts.restarts));
+  std::printf("ends of halves: %llu committed, %llu failed, %llu cancelled, %llu expired\n",
+              static_cast<unsigned long long>(counts.ends[5]), static_cast<unsigned long long>(counts.ends[6]),
+              static_cast<unsigned long long>(counts.ends[7]), static_cast<unsigned long long>(counts.ends[8]));
+  for (const auto* group : {&counts.faults, &counts.reasons}) {
+    for (const auto& [name, count] : *group) {
+      std::printf("  %8llu %s\n", static_cast<unsigned long long>(count), name.c_str());
+    }
+  }
+}
+
+TEST(FaultSeeds, EverySeamAtOnceBreaksNoPromise) {
+  SimCounts counts;
+  const uint64_t only = NumberFrom("SPECTRUMKV_FAULT_SEED", 0);
+  const uint64_t points = only != 0 ? 1 : NumberFrom("SPECTRUMKV_FAULT_POINTS", 300);
+  for (uint64_t i = 0; i < points; ++i) {
+    if (!Live(only != 0 ? only : 1 + i, kShort, &counts)) break;
+  }
+  std::printf("%llu seeds: ", static_cast<unsigned long long>(points));
+  Print(counts);
+  if (points < 300) return;
+  for (size_t state = 5; state <= 8; ++state) EXPECT_GT(counts.ends[state], points / 10) << "too tame to prove anything";
+  EXPECT_GE(counts.faults.size(), 20u) << "too tame to prove anything";
+}
+
+// Other seeds each time.
+TEST(FaultSeeds, RandomWalksOfTheEngineKeepThePromises) {
+  SimCounts counts;
+  const uint64_t only = NumberFrom("SPECTRUMKV_FAULT_SEED", 0);
+  const uint64_t wanted = NumberFrom("SPECTRUMKV_ENGINE_EVENTS", 0);
+  uint64_t seed = only != 0 ? only : uint64_t{std::random_device()()} << 20;
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  do {
+    if (!Live(seed++, kLong, &counts)) break;
+  } while (only == 0 && (wanted != 0 ? counts.events < wanted : std::chrono::steady_clock::now() < until));
+  Print(counts);
+}
+
+// A failure can be looked at again.
+TEST(FaultSeeds, ASeedAlwaysLivesTheSameLife) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SimCounts first, second;
+    ASSERT_TRUE(Live(seed, kShort, &first));
+    ASSERT_TRUE(Live(seed, kShort, &second));
+    EXPECT_EQ(first.steps, second.steps) << seed;
+    EXPECT_EQ(first.ends, second.ends) << seed;
+    EXPECT_EQ(first.faults, second.faults) << seed;
+    EXPECT_EQ(first.reasons, second.reasons) << seed;
+  }
+}
+
+}  // namespace
+}  // namespace spectrumkv
