@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "server/base/status.h"
+
 namespace spectrumkv {
 namespace {
 
@@ -14,6 +16,7 @@ SimPool::SimPool(PoolRegistry* registry, uint64_t epoch, PoolLayout layout, std:
     : registry_(registry), epoch_(epoch), layout_(layout), id_(std::move(id)) {
   const std::string zeros(TokenBytes() * layout.block_tokens, '\0');
   model_.assign(layout.num_blocks, Block(size_t{2} * layout.layers, zeros));
+  unknown_.assign(layout.num_blocks, false);
 }
 
 absl::StatusOr<std::shared_ptr<SimPool>> SimPool::Register(PoolRegistry* registry, uint64_t epoch,
@@ -21,6 +24,10 @@ absl::StatusOr<std::shared_ptr<SimPool>> SimPool::Register(PoolRegistry* registr
   absl::StatusOr<PoolHandle> handle = registry->Register("", MakeSchema(layout), lease_ms);
   if (!handle.ok()) return handle.status();
   return std::shared_ptr<SimPool>(new SimPool(registry, epoch, layout, handle->pool_id));
+}
+
+bool SimPool::closing() const {
+  return ReasonOf(registry_->GetBlock(id_, epoch_, 0, 0, PlaneId::kK, 0).status()) == "POOL_CLOSING";
 }
 
 bool SimPool::Overwrite(uint64_t block, SimRandom* random) {
@@ -36,6 +43,7 @@ bool SimPool::Overwrite(uint64_t block, SimRandom* random) {
     if (!registry_->PutBlock(id_, epoch_, 0, layer, kPlanes[i % 2], block, data).ok()) return false;
     model_[block][i] = std::move(data);
   }
+  unknown_[block] = false;
   return true;
 }
 
@@ -73,12 +81,22 @@ std::vector<std::string> SimPool::Expected(const std::vector<BlockRange>& runs, 
 }
 
 void SimPool::Accept(uint64_t block) {
-  if (std::optional<Block> now = ReadBlock(block); now.has_value()) model_[block] = *std::move(now);
+  std::optional<Block> now = ReadBlock(block);
+  if (!now.has_value()) return;
+  model_[block] = *std::move(now);
+  unknown_[block] = false;
 }
 
-void SimPool::ExpectUntouched(const std::vector<bool>& used, const std::string& what) const {
+void SimPool::AcceptLater(const std::vector<BlockRange>& runs) {
+  for (const BlockRange& run : runs) {
+    for (uint64_t block = run.first; block < run.first + run.count; ++block) unknown_[block] = true;
+  }
+}
+
+void SimPool::ExpectUntouched(const std::vector<bool>& used, const std::string& what) {
   for (uint64_t block = 0; block < model_.size(); ++block) {
     if (used[block]) continue;
+    if (unknown_[block]) Accept(block);
     const std::optional<Block> now = ReadBlock(block);
     if (!now.has_value()) return;  // the pool is lost, or closing
     EXPECT_TRUE(*now == model_[block]) << what << ": block " << block << " was written without leave";

@@ -21,6 +21,8 @@ class SimPool {
   const PoolLayout& layout() const { return layout_; }
   // False once the daemon does not know the pool any more; asked each time.
   bool alive() const { return registry_->SchemaOf(id_, epoch_).ok(); }
+  // It is being unregistered, which waits for its holds: nothing is read or written meanwhile.
+  bool closing() const;
   // New values where nobody uses the block; false where the daemon refuses the write.
   bool Overwrite(uint64_t block, SimRandom* random);
   // What the blocks hold now, [layer][plane][token] densely, token_count of them; empty if the daemon refuses.
@@ -29,8 +31,10 @@ class SimPool {
   std::vector<std::string> Expected(const std::vector<BlockRange>& runs, uint32_t tokens) const;
   // From now on the block should hold what it holds now.
   void Accept(uint64_t block);
+  // The same, for when it can next be read: a closing pool tells nothing, and may stay after all.
+  void AcceptLater(const std::vector<BlockRange>& runs);
   // Every block that can be read holds what it should, but for those in `used`.
-  void ExpectUntouched(const std::vector<bool>& used, const std::string& what) const;
+  void ExpectUntouched(const std::vector<bool>& used, const std::string& what);
 
  private:
   using Block = std::vector<std::string>;  // by layer and plane
@@ -45,6 +49,7 @@ class SimPool {
   const PoolLayout layout_;
   const std::string id_;
   std::vector<Block> model_;
+  std::vector<bool> unknown_;  // per block: AcceptLater
 };
 
 }  // namespace spectrumkv

@@ -182,6 +182,10 @@ void Simulation::OnEnd(const std::shared_ptr<SimTransfer>& transfer, Role role, 
     ++counts_->reasons[ReasonOf(report.error)];
   }
   if (!half.pool->alive()) return;
+  if (half.pool->closing()) {
+    if (role == Role::kReceiver) half.pool->AcceptLater(half.runs);
+    return;
+  }
   if (role == Role::kReceiver) {
     const uint32_t block_tokens = half.pool->layout().block_tokens;
     const uint32_t all = static_cast<uint32_t>(half.runs.size()) * block_tokens;
