@@ -91,6 +91,7 @@ TEST(ConfigLoadTest, EveryKeyCanBeSetInEveryWay) {
     if (key.kind == KeyKind::kAddress || key.kind == KeyKind::kLoopback) value = "127.0.0.1:1";
     if (key.kind == KeyKind::kIdentities) value = "*.kv.example, spiffe://prod/ns/*/sa/kv";
     if (key.kind == KeyKind::kHosts) value = "10.1.0.0/16, fd00::/8, *.kv.example";
+    if (key.kind == KeyKind::kUids) value = "1000, 0, 4294967294";
     if (key.unit == "path" || key.kind == KeyKind::kShmPrefix) value = "/x";
     std::string in_yaml = value;
     if (key.kind == KeyKind::kIdentities) in_yaml = R"("*.kv.example", "spiffe://prod/ns/*/sa/kv")";
