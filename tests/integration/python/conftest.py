@@ -6,6 +6,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import itertools
 
 import pytest
+from ends import Ends
 from real_daemon import PROGRAM, RealDaemon
 
 _numbers = itertools.count(1)
@@ -55,6 +56,13 @@ def target(decode):
 @pytest.fixture
 def transfer_id(request):
     return f"{request.node.originalname[:60]}-{next(_numbers)}"
+
+
+@pytest.fixture
+def ends(source, target, prefill, decode, transfer_id):
+    both = Ends(source, target, prefill, decode, transfer_id)
+    with both.here.pool, both.there.pool:
+        yield both
 
 
 @pytest.fixture(autouse=True)
