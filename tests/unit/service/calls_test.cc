@@ -194,7 +194,7 @@ TEST_F(Calls, TheCallerIsHandedDown) {
   EXPECT_TRUE(get().ok());
   stranger_ = true;
   EXPECT_EQ(ReasonOf(FromGrpcStatus(get())), "NOT_OWNER");
-  EXPECT_EQ(Errors("PERMISSION_DENIED"), 1);
+  EXPECT_EQ(Errors("permission_denied"), 1);
 }
 
 }  // namespace
