@@ -28,7 +28,7 @@ struct Config {
   // Of one user of the workers' socket.
   struct Quota {
     uint64_t pools_per_user = 32;
-    uint64_t bytes_per_user = uint64_t{1} << 40;  // of segments
+    uint64_t user_bytes = uint64_t{1} << 40;  // of segments
     uint64_t holds_per_user = 256;
     uint64_t transfers_per_user = 512;
     uint64_t transfers_per_pool = 512;

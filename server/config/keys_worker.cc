@@ -70,9 +70,9 @@ std::vector<KeySpec> MakeWorkerKeys() {
        {},
        "Pools that one user may have registered at a time, of memory.max_pools. All callers of worker.tcp_address are "
        "one user."},
-      {"quota.bytes_per_user",
+      {"quota.user_bytes",
        KeyKind::kBytes,
-       Ref(FIELD(quota.bytes_per_user)),
+       Ref(FIELD(quota.user_bytes)),
        "bytes",
        1,
        64 * kTiB,

@@ -128,8 +128,8 @@ bool AcceptLoop::AcceptOne() {
   const std::string who = "uid " + std::to_string(peer.uid) + ", pid " + std::to_string(peer.pid);
   const bool lets = Lets(peer.uid);
   if (!lets || !options_.callers->HasRoom(peer.uid)) {
+    Refuse(lets ? MetricRefusal::kFull : MetricRefusal::kUid, who);  // first: who sees the end finds it counted
     close(fd);
-    Refuse(lets ? MetricRefusal::kFull : MetricRefusal::kUid, who);
     return true;
   }
   const int number = options_.callers->Add(fd, peer.uid);

@@ -274,7 +274,7 @@ class Registry final : public PoolRegistry {
       return QuotaError(PoolQuota::kPools, "POOLS_QUOTA", "quota.pools_per_user", 1, pools, limits_.max_pools_per_user);
     }
     if (used_bytes > limits_.max_bytes_per_user || bytes > limits_.max_bytes_per_user - used_bytes) {
-      return QuotaError(PoolQuota::kBytes, "BYTES_QUOTA", "quota.bytes_per_user", bytes, used_bytes,
+      return QuotaError(PoolQuota::kBytes, "BYTES_QUOTA", "quota.user_bytes", bytes, used_bytes,
                         limits_.max_bytes_per_user);
     }
     return absl::OkStatus();

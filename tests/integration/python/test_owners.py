@@ -6,13 +6,14 @@ import subprocess
 import sys
 
 import pytest
-from ends import RAW, owned_schema
-from moves import small_group
+from ends import owned_schema
+from moves import small_group, unique
 from real_daemon import refused, running
 
 import spectrumkv as skv
 from spectrumkv.v1 import worker_service_pb2
 
+RAW = dict(allocator="RAW", budget=1.5)
 OTHER = 54321  # a user that the machine need not know
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="SKIPPED: not root, so no call can be another user's")
@@ -119,7 +120,7 @@ def test_anothers_segment_is_refused(shared):
             with open(path, "wb") as file:
                 file.write(b"\1" * (1 << 16))
             os.chmod(path, 0o666)
-            request = worker_service_pb2.RegisterPoolRequest(schema=schema)
+            request = worker_service_pb2.RegisterPoolRequest(request_id=unique("r"), schema=schema)
             segment = request.schema.segments[0]
             segment.Clear()
             place = getattr(segment, kind)
@@ -140,7 +141,7 @@ def test_anothers_segment_is_refused(shared):
 def test_a_user_that_is_not_allowed_cannot_call():
     with running(worker__allowed_uids="[0]") as daemon:
         daemon.folder.chmod(0o711)
-        request = worker_service_pb2.RegisterPoolRequest(schema=owned_schema())
+        request = worker_service_pb2.RegisterPoolRequest(request_id=unique("r"), schema=owned_schema())
         ((code, _, _),) = as_user(OTHER, daemon, ("RegisterPool", request))
         assert code == "UNAVAILABLE"
         assert daemon.metrics()['spectrumkv_worker_connections_refused_total{cause="uid"}'] >= 1
@@ -151,7 +152,7 @@ def test_a_user_that_is_not_allowed_cannot_call():
 
 def test_connections_one_after_another_keep_their_users(shared):
     """Descriptors and their numbers are used again; a pool is its maker's all the same."""
-    request = worker_service_pb2.RegisterPoolRequest(schema=owned_schema())
+    request = worker_service_pb2.RegisterPoolRequest(request_id=unique("r"), schema=owned_schema())
     with shared.client() as first, first.daemon_owned_pool([small_group()], model="m") as pool:
         renew = worker_service_pb2.RenewLeaseRequest(pool=pool.ref)
         for uid in (OTHER, OTHER + 1, OTHER + 2):
@@ -165,7 +166,7 @@ def test_quotas_of_one_user():
     keys = dict(quota__pools_per_user=2, quota__transfers_per_user=2, quota__transfers_per_pool=1)
     with running(**keys) as daemon:
         daemon.folder.chmod(0o711)
-        request = worker_service_pb2.RegisterPoolRequest(schema=owned_schema())
+        request = worker_service_pb2.RegisterPoolRequest(request_id=unique("r"), schema=owned_schema())
         with daemon.client() as client:
             pools = [client.daemon_owned_pool([small_group()], model="m") for _ in range(2)]
             with refused("RESOURCE_EXHAUSTED", "POOLS_QUOTA", field="quota.pools_per_user", value="3", limit="2"):
