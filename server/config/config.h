@@ -1,7 +1,7 @@
 // The daemon's configuration: one value, never changed after the start.
 //
 // The initialisers below are the defaults. What each key means, its unit, limits and reason are in one table,
-// server/config/keys.cc, which drives parsing, validation, config/spectrumkvd.yaml and docs/configuration.md. A key's
+// server/config/keys*.cc, which drives parsing, validation, config/spectrumkvd.yaml and docs/configuration.md. A key's
 // name is its path here: Config::peer.tls.ca_file is `peer.tls.ca_file` in YAML and in --set, and
 // SPECTRUMKV_PEER_TLS_CA_FILE in the environment.
 #pragma once
@@ -19,9 +19,20 @@ struct Config {
   struct Worker {
     std::string socket = "/run/spectrumkv/worker.sock";
     uint64_t socket_mode = 0660;  // 0600 or 0660
-    std::string tcp_address;      // "": off; loopback only
+    std::vector<std::string> allowed_uids;  // none: whoever socket_mode lets in
+    uint64_t max_connections = 512;
+    std::string tcp_address;  // "": off; loopback only
     std::string tcp_token_file;
   } worker;
+
+  // Of one user of the workers' socket.
+  struct Quota {
+    uint64_t pools_per_user = 32;
+    uint64_t user_bytes = uint64_t{1} << 40;  // of segments
+    uint64_t holds_per_user = 256;
+    uint64_t transfers_per_user = 512;
+    uint64_t transfers_per_pool = 512;
+  } quota;
 
   struct Peer {
     std::string listen_address = "0.0.0.0:7420";
@@ -56,6 +67,7 @@ struct Config {
   struct Memory {
     std::string shared_dir = "/dev/shm/spectrumkv";  // of FILE segments
     std::string shm_prefix = "/";                    // of POSIX_SHM names
+    std::vector<std::string> allowed_owners;         // uids, of segments
     uint64_t send_slots = 32;
     uint64_t receive_slots = 64;
     uint64_t slot_bytes = 2 << 20;

@@ -22,7 +22,8 @@ std::string EnvironmentName(const std::string& path) {
 }
 
 bool IsList(KeyKind kind) {
-  return kind == KeyKind::kChoices || kind == KeyKind::kIdentities || kind == KeyKind::kHosts;
+  return kind == KeyKind::kChoices || kind == KeyKind::kIdentities || kind == KeyKind::kHosts ||
+         kind == KeyKind::kUids;
 }
 
 std::string LimitsText(const KeySpec& key) {

@@ -2,59 +2,13 @@
 
 #include <utility>
 
+#include "server/config/key_tables.h"
+
 namespace spectrumkv {
 namespace {
 
-constexpr double kKiB = 1024, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB, kTiB = 1024 * kGiB;
-constexpr double kHourMs = 3600 * 1000;
-
-// The member of Config that a key sets.
-#define FIELD(member) [](Config& config) -> decltype((config.member)) { return config.member; }
-
-// Lambdas convert to the function pointers of FieldRef only when told which one.
-template <typename Lambda>
-FieldRef Ref(Lambda lambda) {
-  return FieldRef(+lambda);
-}
-
 std::vector<KeySpec> MakeServerKeys() {
   return {
-      {"worker.socket",
-       KeyKind::kSocket,
-       Ref(FIELD(worker.socket)),
-       "path",
-       0,
-       0,
-       {},
-       "Where inference workers reach WorkerService. Everyone who may open it may read and write KV caches."},
-      {"worker.socket_mode",
-       KeyKind::kMode,
-       Ref(FIELD(worker.socket_mode)),
-       "octal",
-       0,
-       0,
-       {"0600", "0660"},
-       "Permission bits of worker.socket. 0660 lets workers of the socket's group in, 0600 this user alone."},
-      {"worker.tcp_address",
-       KeyKind::kLoopback,
-       Ref(FIELD(worker.tcp_address)),
-       "host:port",
-       0,
-       0,
-       {},
-       "A second way to WorkerService for clients that cannot use Unix sockets. Off when empty; loopback only, because "
-       "it is not encrypted, and only for callers with the token of worker.tcp_token_file."},
-      {"worker.tcp_token_file",
-       KeyKind::kFile,
-       Ref(FIELD(worker.tcp_token_file)),
-       "path",
-       0,
-       0,
-       {},
-       "What callers of worker.tcp_address must send as \"authorization: Bearer TOKEN\": every user of this machine "
-       "can "
-       "reach that. 16 to 1024 visible characters, read at the start. Only the name is kept here; the token itself is "
-       "never printed."},
       {"peer.listen_address",
        KeyKind::kAddress,
        Ref(FIELD(peer.listen_address)),
@@ -218,6 +172,15 @@ std::vector<KeySpec> MakeMemoryKeys() {
        0,
        {},
        "Names of POSIX_SHM segments must start with this. A longer one keeps daemons on one host apart."},
+      {"memory.allowed_owners",
+       KeyKind::kUids,
+       Ref(FIELD(memory.allowed_owners)),
+       "",
+       0,
+       0,
+       {},
+       "User ids whose segments every caller may register, besides its own: where another user makes a worker's files. "
+       "A caller of worker.tcp_address has no user id; its own are those of the daemon's."},
       {"memory.send_slots",
        KeyKind::kCount,
        Ref(FIELD(memory.send_slots)),
@@ -482,14 +445,12 @@ std::vector<KeySpec> MakePolicyKeys() {
   };
 }
 
-#undef FIELD
-
 }  // namespace
 
 const std::vector<KeySpec>& AllKeys() {
   static const auto* const keys = [] {
     auto* all = new std::vector<KeySpec>;
-    for (auto make : {MakeServerKeys, MakeMemoryKeys, MakeTransferKeys, MakePolicyKeys}) {
+    for (auto make : {MakeWorkerKeys, MakeServerKeys, MakeMemoryKeys, MakeTransferKeys, MakePolicyKeys}) {
       for (KeySpec& key : make()) all->push_back(std::move(key));
     }
     return all;

@@ -27,7 +27,8 @@ enum class KeyKind {
   kChoice,        // one of `allowed`
   kChoices,       // a list of distinct ones, not empty
   kIdentities,    // a list of patterns of server/base/identity.h, not empty
-  kHosts          // a list of rules of server/base/host_rule.h
+  kHosts,         // a list of rules of server/base/host_rule.h
+  kUids           // a list of user ids (server/base/caller.h)
 };
 
 using FieldRef = std::variant<std::string& (*)(Config&), uint64_t& (*)(Config&), double& (*)(Config&),

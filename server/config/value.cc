@@ -9,6 +9,7 @@
 #include <limits>
 #include <utility>
 
+#include "server/base/caller.h"
 #include "server/base/host_rule.h"
 #include "server/base/identity.h"
 
@@ -141,6 +142,7 @@ std::string CheckItem(const KeySpec& key, const std::string& item) {
   switch (key.kind) {
     case KeyKind::kIdentities: wrong = CheckIdentityPattern(item); break;
     case KeyKind::kHosts: wrong = CheckHostRule(item); break;
+    case KeyKind::kUids: wrong = CheckUid(item); break;
     default:
       if (std::find(key.allowed.begin(), key.allowed.end(), item) == key.allowed.end()) {
         wrong = "is none of them: " + LimitsText(key);
@@ -151,7 +153,8 @@ std::string CheckItem(const KeySpec& key, const std::string& item) {
 
 std::string CheckItems(const KeySpec& key, const std::vector<std::string>& items) {
   constexpr size_t kMaxItems = 256;
-  if (items.empty() && key.kind != KeyKind::kHosts) return "is an empty list";
+  const bool may_be_empty = key.kind == KeyKind::kHosts || key.kind == KeyKind::kUids;
+  if (items.empty() && !may_be_empty) return "is an empty list";
   if (items.size() > kMaxItems) return "has more than " + std::to_string(kMaxItems) + " items";
   for (size_t i = 0; i < items.size(); ++i) {
     const std::string wrong = CheckItem(key, items[i]);
@@ -217,12 +220,17 @@ std::string QuoteForYaml(const std::string& text) {
   return quoted + "\"";
 }
 
+std::string ExampleItem(const KeySpec& key) {
+  if (!key.allowed.empty()) return key.allowed[0];
+  return key.kind == KeyKind::kUids ? "1000" : "kv.example";
+}
+
 }  // namespace
 
 std::string SetValue(const KeySpec& key, const RawValue& value, Config* config) {
   const bool wants_list = IsList(key.kind);
   if (wants_list && !value.is_list) {
-    return key.path + " is not a list such as [" + (key.allowed.empty() ? "kv.example" : key.allowed[0]) + "]";
+    return key.path + " is not a list such as [" + ExampleItem(key) + "]";
   }
   if (!wants_list && value.is_list) return key.path + " is a list, but takes one value";
   if (wants_list) {

@@ -1,6 +1,7 @@
 #include "server/lifecycle/daemon.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -13,12 +14,14 @@
 #include "cmake/version.h"
 #include "kernels/codec/registry.h"
 #include "kernels/cpu/cpu_backends.h"
+#include "server/base/caller.h"
 #include "server/base/clock.h"
 #include "server/base/executor.h"
 #include "server/base/ids.h"
 #include "server/base/log.h"
 #include "server/base/status.h"
 #include "server/lifecycle/bearer_token.h"
+#include "server/lifecycle/caller_table.h"
 #include "server/lifecycle/certificate_watch.h"
 #include "server/lifecycle/drain.h"
 #include "server/lifecycle/gauges.h"
@@ -63,6 +66,11 @@ PoolLimits PoolLimitsOf(const Config& config) {
   PoolLimits limits;
   limits.shared_dir = config.memory.shared_dir;
   limits.shm_prefix = config.memory.shm_prefix;
+  limits.allowed_owners = UidsOf(config.memory.allowed_owners);
+  limits.token_owners = {geteuid()};
+  limits.max_pools_per_user = static_cast<uint32_t>(config.quota.pools_per_user);
+  limits.max_holds_per_user = static_cast<uint32_t>(config.quota.holds_per_user);
+  limits.max_bytes_per_user = config.quota.user_bytes;
   limits.max_owned_bytes = config.memory.max_owned_bytes;
   limits.max_pools = static_cast<uint32_t>(config.memory.max_pools);
   limits.max_chunk_bytes = kMaxChunkKvBytes;
@@ -104,6 +112,8 @@ TransferOptions TransferOptionsOf(const Config& config, uint64_t epoch) {
   options.streams = static_cast<uint32_t>(config.peer.streams);
   options.credits_per_transfer = static_cast<uint32_t>(config.transfer.credits_per_transfer);
   options.max_active = static_cast<uint32_t>(config.transfer.max_active);
+  options.max_active_per_user = static_cast<uint32_t>(config.quota.transfers_per_user);
+  options.max_active_per_pool = static_cast<uint32_t>(config.quota.transfers_per_pool);
   options.max_waiting_peers = static_cast<uint32_t>(config.peer.max_waiting_transfers);
   options.terminal_memory_ms = static_cast<int64_t>(config.transfer.terminal_memory_seconds) * 1000;
   options.terminal_memory_count = static_cast<uint32_t>(config.transfer.terminal_memory_count);
@@ -152,6 +162,7 @@ class Daemon::Impl {
   std::unique_ptr<GrpcTransport> transport_;
   std::unique_ptr<TransferManager> transfers_;
   std::unique_ptr<DrainController> drain_;
+  std::shared_ptr<CallerTable> callers_;
   std::unique_ptr<GaugeRefresher> gauges_;
   ServiceContext context_;
   AdminHooks hooks_;
@@ -202,6 +213,11 @@ absl::Status Daemon::Impl::StartEngine() {
                                : kind == "destination" ? MetricLease::kDestination
                                                        : MetricLease::kPool);
   };
+  events.quota_refused = [metrics = metrics_.get()](PoolQuota quota) {
+    metrics->CountQuotaRefused(quota == PoolQuota::kPools   ? MetricQuota::kPools
+                               : quota == PoolQuota::kBytes ? MetricQuota::kBytes
+                                                            : MetricQuota::kHolds);
+  };
   pools_ = PoolRegistry::Create(PoolLimitsOf(config_), epoch_, clock_.get(), std::move(events));
 
   GrpcTransportOptions transport;
@@ -235,8 +251,9 @@ absl::Status Daemon::Impl::StartEngine() {
                                                SetReady(false);
                                                pools_->StartDraining();
                                              });
-  gauges_ = std::make_unique<GaugeRefresher>(
-      GaugeRefresher::Sources{clock_.get(), metrics_.get(), pools_.get(), send_slots_.get(), receive_slots_.get()});
+  callers_ = std::make_shared<CallerTable>(static_cast<uint32_t>(config_.worker.max_connections));
+  gauges_ = std::make_unique<GaugeRefresher>(GaugeRefresher::Sources{
+      clock_.get(), metrics_.get(), pools_.get(), send_slots_.get(), receive_slots_.get(), callers_.get()});
   return absl::OkStatus();
 }
 
@@ -281,8 +298,15 @@ absl::Status Daemon::Impl::StartLocal(const std::string& name, const LocalServer
 absl::Status Daemon::Impl::StartServers() {
   auto defaults = DefaultsOf(config_);
   if (!defaults.ok()) return defaults.status();
-  context_ = {epoch_,   *std::move(defaults), pools_.get(),  transfers_.get(), metrics_.get(),
-              backend_, calls_.get(),         compute_.get()};
+  context_.epoch = epoch_;
+  context_.defaults = *std::move(defaults);
+  context_.pools = pools_.get();
+  context_.transfers = transfers_.get();
+  context_.metrics = metrics_.get();
+  context_.caller_of = [callers = callers_](const std::string& peer) { return callers->Find(peer); };
+  context_.backend = backend_;
+  context_.calls = calls_.get();
+  context_.compute = compute_.get();
   hooks_.status = [this] { return Status(); };
   hooks_.drain = [this](int64_t timeout_ms, std::function<void(DrainOutcome)> done) {
     Drain(timeout_ms, std::move(done));
@@ -299,6 +323,9 @@ absl::Status Daemon::Impl::StartServers() {
   worker.socket_key = "worker.socket";
   worker.tcp_key = "worker.tcp_address";
   worker.socket_mode = static_cast<unsigned>(config_.worker.socket_mode);
+  worker.callers = callers_;
+  worker.allowed_uids = UidsOf(config_.worker.allowed_uids);
+  worker.on_refused = [metrics = metrics_.get()](MetricRefusal why) { metrics->CountConnectionRefused(why); };
   worker.tcp_address = config_.worker.tcp_address;
   if (!worker.tcp_address.empty()) {
     const auto token = ReadTokenFile(config_.worker.tcp_token_file);

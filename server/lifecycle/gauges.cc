@@ -40,6 +40,7 @@ void GaugeRefresher::Refresh(const std::shared_ptr<State>& state) {
   s.metrics->SetPoolBlocks(MetricBlocks::kSending, sending);
   s.metrics->SetPoolBlocks(MetricBlocks::kReceiving, receiving);
   s.metrics->SetPoolBlocks(MetricBlocks::kFree, total > sending + receiving ? total - sending - receiving : 0);
+  s.metrics->SetWorkerConnections(s.callers->Sweep());
   const auto staging = [&s](const SlotPool& slots, MetricStaging used, MetricStaging free) {
     const uint64_t in_use = slots.used();
     s.metrics->SetStagingBytes(used, in_use * slots.slot_bytes());

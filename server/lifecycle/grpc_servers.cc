@@ -11,6 +11,7 @@
 #include <grpcpp/impl/server_builder_plugin.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
+#include <grpcpp/server_posix.h>
 #include "server/base/listen.h"
 #include "server/lifecycle/addresses.h"
 #include "server/lifecycle/socket_guard.h"
@@ -46,7 +47,9 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(const Options& o
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);
   int socket_bound = 1, port = 1;
   const auto credentials = grpc::InsecureServerCredentials();
-  if (!options.socket.empty()) builder.AddListeningPort("unix:" + options.socket, credentials, &socket_bound);
+  if (!options.socket.empty() && options.callers == nullptr) {
+    builder.AddListeningPort("unix:" + options.socket, credentials, &socket_bound);
+  }
   if (!options.tcp_address.empty()) {
     builder.AddListeningPort(options.tcp_address,
                              options.tcp_credentials != nullptr ? options.tcp_credentials : credentials, &port);
@@ -69,8 +72,26 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(const Options& o
     return socket_bound == 0 || options.tcp_address.empty() ? ListenFailed(options.socket_key, options.socket)
                                                             : ListenFailed(options.tcp_key, options.tcp_address);
   }
+  if (options.callers != nullptr) {
+    if (absl::Status accepting = local->StartAccepting(options); !accepting.ok()) return accepting;
+  }
   if (!options.tcp_address.empty()) local->tcp_address_ = WithPort(options.tcp_address, port);
   return local;
+}
+
+absl::Status LocalServer::StartAccepting(const Options& options) {
+  AcceptLoop::Options accept;
+  accept.socket = options.socket;
+  accept.socket_key = options.socket_key;
+  accept.socket_mode = options.socket_mode;
+  accept.allowed_uids = options.allowed_uids;
+  accept.callers = options.callers;
+  accept.on_refused = options.on_refused;
+  auto loop = AcceptLoop::Listen(std::move(accept));
+  if (!loop.ok()) return loop.status();
+  accept_loop_ = *std::move(loop);
+  accept_loop_->Run([server = server_.get()](int fd) { grpc::AddInsecureChannelFromFd(server, fd); });
+  return absl::OkStatus();
 }
 
 LocalServer::~LocalServer() { Shutdown(0); }
@@ -82,6 +103,7 @@ void LocalServer::SetServing(const std::string& name, bool serving) {
 
 void LocalServer::Shutdown(int grace_ms) {
   if (server_ == nullptr) return;
+  if (accept_loop_ != nullptr) accept_loop_->Stop();
   server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(grace_ms));
   server_->Wait();
   server_.reset();

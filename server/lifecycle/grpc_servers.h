@@ -3,13 +3,18 @@
 // is server/stream/peer_server.h.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <grpcpp/impl/service_type.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
 #include "absl/status/statusor.h"
+#include "server/lifecycle/accept_loop.h"
+#include "server/lifecycle/caller_table.h"
 
 namespace grpc {
 class CallbackGenericService;
@@ -24,6 +29,10 @@ class LocalServer {
     std::string socket;               // path, or ""
     std::string socket_key, tcp_key;  // configuration keys of the addresses, for errors
     unsigned socket_mode = 0600;
+    // Set: connections to the socket are accepted by a loop of our own (accept_loop.h), which enters them there.
+    std::shared_ptr<CallerTable> callers;
+    std::vector<uint32_t> allowed_uids;  // the next two: of that loop
+    std::function<void(MetricRefusal)> on_refused = [](MetricRefusal) {};
     std::string tcp_address;                                   // host:port, or ""; port 0 takes a free one
     std::shared_ptr<grpc::ServerCredentials> tcp_credentials;  // null: none asked for
     grpc::Service* service = nullptr;                          // borrowed; null: none
@@ -39,13 +48,15 @@ class LocalServer {
   const std::string& tcp_address() const { return tcp_address_; }
   // Of a server with health: `name` answers SERVING or NOT_SERVING. Nothing after Shutdown.
   void SetServing(const std::string& name, bool serving);
-  // Ends calls that are left after grace_ms by cancelling them, waits for all. Idempotent.
+  // Takes no more connections, ends calls that are left after grace_ms by cancelling them, waits for all. Idempotent.
   void Shutdown(int grace_ms);
 
  private:
   LocalServer() = default;
+  absl::Status StartAccepting(const Options& options);
   std::unique_ptr<grpc::CallbackGenericService> refuse_all_;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<AcceptLoop> accept_loop_;
   std::string tcp_address_;
 };
 

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <system_error>
@@ -54,9 +55,18 @@ absl::Status OpenError(int error, const std::string& segment) {
   }
 }
 
-absl::Status CheckFile(const struct stat& info, uint64_t size, const std::string& segment) {
+absl::Status CheckFile(const struct stat& info, uint64_t size, const std::string& segment,
+                       const SegmentOwners& owners) {
   if (!S_ISREG(info.st_mode)) {
     return Refuse(absl::StatusCode::kInvalidArgument, "SEGMENT_NOT_REGULAR", segment, "is not a regular file");
+  }
+  if (std::find(owners.begin(), owners.end(), info.st_uid) == owners.end()) {
+    std::string allowed;
+    for (const uint32_t owner : owners) allowed += (allowed.empty() ? "" : ", ") + std::to_string(owner);
+    return Refuse(absl::StatusCode::kPermissionDenied, "SEGMENT_NOT_OWNED", segment,
+                  "belongs to user " + std::to_string(info.st_uid) + "; this caller may register those of " + allowed +
+                      " (its own, and memory.allowed_owners)",
+                  {{"value", std::to_string(info.st_uid)}, {"limit", allowed}});
   }
   const uint64_t file_bytes = static_cast<uint64_t>(info.st_size);
   if (file_bytes < size) {
@@ -112,9 +122,10 @@ bool Mapping::StillWhole() {
 }
 
 // Consumes `fd`.
-absl::StatusOr<std::unique_ptr<Mapping>> MapSegment(int fd, uint64_t size, const std::string& segment) {
+absl::StatusOr<std::unique_ptr<Mapping>> MapSegment(int fd, uint64_t size, const std::string& segment,
+                                                    const SegmentOwners& owners) {
   struct stat info = {};
-  absl::Status status = fstat(fd, &info) == 0 ? CheckFile(info, size, segment) : OpenError(errno, segment);
+  absl::Status status = fstat(fd, &info) == 0 ? CheckFile(info, size, segment, owners) : OpenError(errno, segment);
   if (!status.ok()) {
     close(fd);
     return status;
@@ -137,7 +148,7 @@ absl::StatusOr<std::unique_ptr<Mapping>> MapSegment(int fd, uint64_t size, const
 }
 
 absl::StatusOr<std::unique_ptr<Mapping>> OpenShmSegment(const std::string& name, const std::string& prefix,
-                                                        uint64_t size) {
+                                                        uint64_t size, const SegmentOwners& owners) {
   if (absl::Status status = CheckSize(size, name); !status.ok()) return status;
   if (!GoodShmName(name) || name.compare(0, prefix.size(), prefix) != 0) {
     return Refuse(absl::StatusCode::kInvalidArgument, "SEGMENT_OUTSIDE_DIR", name,
@@ -145,11 +156,11 @@ absl::StatusOr<std::unique_ptr<Mapping>> OpenShmSegment(const std::string& name,
   }
   const int fd = shm_open(name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0);  // close-on-exec by itself
   if (fd < 0) return OpenError(errno, name);
-  return MapSegment(fd, size, name);
+  return MapSegment(fd, size, name, owners);
 }
 
 absl::StatusOr<std::unique_ptr<Mapping>> OpenFileSegment(const std::string& shared_dir, const std::string& path,
-                                                         uint64_t size) {
+                                                         uint64_t size, const SegmentOwners& owners) {
   if (absl::Status status = CheckSize(size, path); !status.ok()) return status;
   if (shared_dir.empty()) {
     return Refuse(absl::StatusCode::kInvalidArgument, "SEGMENT_OUTSIDE_DIR", path,
@@ -157,7 +168,7 @@ absl::StatusOr<std::unique_ptr<Mapping>> OpenFileSegment(const std::string& shar
   }
   const int fd = OpenBeneath(shared_dir, path);
   if (fd < 0) return OpenError(-fd, path);
-  return MapSegment(fd, size, path);
+  return MapSegment(fd, size, path, owners);
 }
 
 absl::StatusOr<std::unique_ptr<Mapping>> AllocateOwned(uint64_t size) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -36,7 +37,8 @@ class Mapping {
   uint64_t device = 0, inode = 0;
 
  private:
-  friend absl::StatusOr<std::unique_ptr<Mapping>> MapSegment(int, uint64_t, const std::string&);
+  friend absl::StatusOr<std::unique_ptr<Mapping>> MapSegment(int, uint64_t, const std::string&,
+                                                             const std::vector<uint32_t>&);
   void* const address_;
   const size_t mapped_bytes_;
   uint8_t* const data_;
@@ -45,16 +47,20 @@ class Mapping {
   std::unique_ptr<SigbusGuard> guard_;
 };
 
+// The users whose files may be mapped.
+using SegmentOwners = std::vector<uint32_t>;
+
 // POSIX shared memory `name` ("/x", no other slash), which must begin with `prefix`. Maps its first `size` bytes.
+// Whose it is, is asked of the open file, before anything else about it is told.
 // Errors of both: NOT_FOUND SEGMENT_NOT_FOUND; INVALID_ARGUMENT SEGMENT_OUTSIDE_DIR (bad name, symlink, not under the
-// prefix or directory), SEGMENT_NOT_REGULAR, SEGMENT_TOO_SHORT, SEGMENT_SPARSE; PERMISSION_DENIED SEGMENT_NO_ACCESS;
-// RESOURCE_EXHAUSTED SEGMENT_MAP_FAILED.
+// prefix or directory), SEGMENT_NOT_REGULAR, SEGMENT_TOO_SHORT, SEGMENT_SPARSE; PERMISSION_DENIED SEGMENT_NO_ACCESS,
+// SEGMENT_NOT_OWNED; RESOURCE_EXHAUSTED SEGMENT_MAP_FAILED.
 absl::StatusOr<std::unique_ptr<Mapping>> OpenShmSegment(const std::string& name, const std::string& prefix,
-                                                        uint64_t size);
+                                                        uint64_t size, const SegmentOwners& owners);
 
 // The regular file `path`, relative to `shared_dir`, reached without any symlink below shared_dir.
 absl::StatusOr<std::unique_ptr<Mapping>> OpenFileSegment(const std::string& shared_dir, const std::string& path,
-                                                         uint64_t size);
+                                                         uint64_t size, const SegmentOwners& owners);
 
 // Zeroed, populated memory of the daemon, 2 MiB aligned, huge pages advised. RESOURCE_EXHAUSTED OUT_OF_MEMORY.
 absl::StatusOr<std::unique_ptr<Mapping>> AllocateOwned(uint64_t size);

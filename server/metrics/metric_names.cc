@@ -158,6 +158,18 @@ std::vector<MetricSpec> MakeCounters() {
        "TLS handshakes with peers that failed, whoever dialled: no certificate, another authority, expired, no TLS.",
        {},
        {}},
+      {MetricId::kConnectionsRefused,
+       "spectrumkv_worker_connections_refused_total",
+       counter,
+       "Connections to the workers' socket that were not taken, by cause.",
+       {LabelOf<MetricRefusal>("cause", kMetricRefusals)},
+       {}},
+      {MetricId::kQuotaRefusals,
+       "spectrumkv_quota_refusals_total",
+       counter,
+       "Requests refused because their user, or their pool, has as much as it may have.",
+       {LabelOf<MetricQuota>("quota", kMetricQuotas)},
+       {}},
   };
 }
 
@@ -216,6 +228,12 @@ std::vector<MetricSpec> MakeGauges() {
        "spectrumkv_inflight_transfers",
        gauge,
        "Transfers that are not terminal.",
+       {},
+       {}},
+      {MetricId::kWorkerConnections,
+       "spectrumkv_worker_connections",
+       gauge,
+       "Connections to the workers' socket.",
        {},
        {}},
       {MetricId::kPoolBlocks,
@@ -301,6 +319,14 @@ const char* MetricLabelOf(MetricBlocks state) {
 const char* MetricLabelOf(MetricReload result) {
   static constexpr const char* kNames[] = {"ok", "failed"};
   return Pick(kNames, kMetricReloads, static_cast<int>(result));
+}
+const char* MetricLabelOf(MetricRefusal reason) {
+  static constexpr const char* kNames[] = {"uid", "full", "no_descriptor", "system"};
+  return Pick(kNames, kMetricRefusals, static_cast<int>(reason));
+}
+const char* MetricLabelOf(MetricQuota quota) {
+  static constexpr const char* kNames[] = {"pools", "bytes", "holds", "transfers", "pool_transfers"};
+  return Pick(kNames, kMetricQuotas, static_cast<int>(quota));
 }
 const char* MetricLabelOf(MetricStaging state) {
   static constexpr const char* kNames[] = {"send_used", "send_free", "receive_used", "receive_free"};

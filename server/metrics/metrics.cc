@@ -87,6 +87,11 @@ void Metrics::CountError(MetricStage stage, absl::StatusCode code) {
 void Metrics::CountCertificateReload(MetricReload result) { impl_->Add(MetricId::kCertificateReloads, At(result), 1); }
 void Metrics::CountHandshakeFailure() { impl_->Add(MetricId::kHandshakeFailures, 0, 1); }
 
+void Metrics::CountConnectionRefused(MetricRefusal reason) {
+  impl_->Add(MetricId::kConnectionsRefused, At(reason), 1);
+}
+void Metrics::CountQuotaRefused(MetricQuota quota) { impl_->Add(MetricId::kQuotaRefusals, At(quota), 1); }
+
 void Metrics::ObserveStage(MetricStage stage, double seconds) {
   impl_->Observe(MetricId::kStageDuration, At(stage), seconds);
 }
@@ -106,6 +111,9 @@ void Metrics::ObserveReconstructionError(MetricTier tier, double ratio) {
 
 void Metrics::AddInflightTransfers(int64_t delta) {
   impl_->Add(MetricId::kInflightTransfers, 0, static_cast<double>(delta));
+}
+void Metrics::SetWorkerConnections(uint64_t connections) {
+  impl_->Set(MetricId::kWorkerConnections, 0, static_cast<double>(connections));
 }
 void Metrics::SetPoolBlocks(MetricBlocks state, uint64_t blocks) {
   impl_->Set(MetricId::kPoolBlocks, At(state), static_cast<double>(blocks));

@@ -23,6 +23,8 @@ enum class MetricTier { kRaw, kP8, kQ4, kQ3, kQ2, kP4, kQ8 };  // ids of proto/W
 enum class MetricLease { kPool, kSource, kDestination };
 enum class MetricBlocks { kFree, kSending, kReceiving };
 enum class MetricReload { kOk, kFailed };
+enum class MetricRefusal { kUid, kFull, kNoDescriptor, kSystem };
+enum class MetricQuota { kPools, kBytes, kHolds, kTransfers, kPoolTransfers };
 enum class MetricStaging { kSendUsed, kSendFree, kReceiveUsed, kReceiveFree };
 // Numbers as LimitedBy and BudgetReason of report.proto.
 enum class MetricLimit { kUnknown, kPlan, kScan, kEncode, kLink, kDecode, kCredits, kPeer, kSource, kStaging };
@@ -43,6 +45,8 @@ constexpr int kMetricTiers = 7;
 constexpr int kMetricLeases = 3;
 constexpr int kMetricBlocks = 3;
 constexpr int kMetricReloads = 2;
+constexpr int kMetricRefusals = 4;
+constexpr int kMetricQuotas = 5;
 constexpr int kMetricStagings = 4;
 constexpr int kMetricLimits = 10;
 constexpr int kMetricBudgetReasons = 7;
@@ -81,6 +85,10 @@ class Metrics {
   void ObserveLinkRate(double bytes_per_second);
   void CountCertificateReload(MetricReload result);
   void CountHandshakeFailure();
+  // A connection to the workers' socket that was not taken.
+  void CountConnectionRefused(MetricRefusal reason);
+  // A request above what one user may have.
+  void CountQuotaRefused(MetricQuota quota);
   void CountError(MetricStage stage, absl::StatusCode code);  // kOk is not counted
 
   void ObserveStage(MetricStage stage, double seconds);
@@ -92,6 +100,7 @@ class Metrics {
   void ObserveReconstructionError(MetricTier tier, double ratio);
 
   void AddInflightTransfers(int64_t delta);
+  void SetWorkerConnections(uint64_t connections);
   void SetPoolBlocks(MetricBlocks state, uint64_t blocks);
   void SetStagingBytes(MetricStaging state, uint64_t bytes);
   void SetCertificateExpiry(double unix_seconds);
@@ -127,6 +136,8 @@ const char* MetricLabelOf(MetricTier tier);
 const char* MetricLabelOf(MetricLease kind);
 const char* MetricLabelOf(MetricBlocks state);
 const char* MetricLabelOf(MetricReload result);
+const char* MetricLabelOf(MetricRefusal reason);
+const char* MetricLabelOf(MetricQuota quota);
 const char* MetricLabelOf(MetricStaging state);
 const char* MetricLabelOf(MetricLimit limit);
 const char* MetricLabelOf(MetricBudgetReason reason);

@@ -1,6 +1,7 @@
 // Registered pools: their mappings, leases, and who uses which blocks.
 //
-// A worker registers a pool and keeps its lease alive. Transfers take BlockHolds: sources share blocks, a destination
+// A worker registers a pool and keeps its lease alive. The pool is its caller's (server/base/caller.h), and its id, 128 random
+// bits that no other worker is told, is the right to use it: both are asked for by every call. Transfers take BlockHolds: sources share blocks, a destination
 // has its blocks alone. A pool that is lost (lease expired, worker gone, unregistered with force, segment truncated)
 // tells its holds and is unmapped when the last hold is gone (and what the network has on loan has come back). All
 // classes here are thread-safe unless said otherwise.
@@ -14,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/base/caller.h"
 #include "server/base/clock.h"
 #include "server/pool/schema.h"
 
@@ -80,6 +82,7 @@ struct PoolHandle {
 
 struct PoolStatus {
   std::string pool_id, model, revision, state;  // active, draining, lost
+  Caller owner;
   uint32_t groups = 0, layers = 0;
   uint64_t kv_bytes = 0, blocks_total = 0, blocks_sending = 0, blocks_receiving = 0;
   int64_t lease_remaining_ms = 0;
@@ -88,16 +91,24 @@ struct PoolStatus {
 struct PoolLimits {
   std::string shared_dir;       // for FILE segments
   std::string shm_prefix = "/";  // allowed POSIX_SHM names
+  // Users whose segments everybody may register; and those of a caller that has no uid.
+  std::vector<uint32_t> allowed_owners, token_owners;
   uint64_t max_owned_bytes = 0;  // of all DAEMON_OWNED segments together
   uint32_t max_pools = 64;
+  // Of one caller.
+  uint32_t max_pools_per_user = UINT32_MAX, max_holds_per_user = UINT32_MAX;
+  uint64_t max_bytes_per_user = UINT64_MAX;  // of segments
   uint64_t max_chunk_bytes = 0;  // 0: no such limit
   int64_t lease_default_ttl_ms = 30000, lease_min_ttl_ms = 1000, lease_max_ttl_ms = 600000;
 };
 
 // What happens to pools, for metrics. Called from any thread, must return quickly. `kind` of a lease: "pool" once, then
 // "source" or "destination" for each hold it took with it.
+enum class PoolQuota { kPools, kBytes, kHolds };
 struct PoolEvents {
   std::function<void(const std::string& kind)> lease_expired = [](const std::string&) {};
+  // A caller had as much as one may have.
+  std::function<void(PoolQuota quota)> quota_refused = [](PoolQuota) {};
 };
 
 class PoolRegistry {
@@ -106,47 +117,51 @@ class PoolRegistry {
   static std::unique_ptr<PoolRegistry> Create(PoolLimits limits, uint64_t epoch, Clock* clock, PoolEvents events);
   virtual ~PoolRegistry() = default;
 
-  // Maps the segments and checks everything. While the pool lives, the same request_id with an equal schema answers it
+  // Every call about a pool: PERMISSION_DENIED NOT_OWNER where it is another caller's.
+
+  // Maps the segments and checks everything. While the pool lives, the caller's same request_id with an equal schema answers it
   // again and renews it; with another schema ALREADY_EXISTS REQUEST_ID_REUSED. An empty request_id is never a repeat.
   // lease_ttl_ms is brought into the limits; 0: the default. Errors: those of CheckSchema; NOT_FOUND SEGMENT_NOT_FOUND;
   // INVALID_ARGUMENT SEGMENT_TOO_SHORT, SEGMENT_SPARSE, SEGMENT_NOT_REGULAR, SEGMENT_OUTSIDE_DIR (symlinks too),
-  // INVALID_REQUEST_ID; PERMISSION_DENIED SEGMENT_NO_ACCESS; RESOURCE_EXHAUSTED POOLS_FULL, OWNED_QUOTA (retry delay),
-  // SEGMENT_MAP_FAILED, OUT_OF_MEMORY; UNAVAILABLE DRAINING. Blocks while it maps.
-  virtual absl::StatusOr<PoolHandle> Register(const std::string& request_id, const PoolSchema& schema,
-                                              int64_t lease_ttl_ms) = 0;
+  // INVALID_REQUEST_ID; PERMISSION_DENIED SEGMENT_NO_ACCESS, SEGMENT_NOT_OWNED, UNKNOWN_CALLER; RESOURCE_EXHAUSTED
+  // POOLS_FULL, OWNED_QUOTA, POOLS_QUOTA, BYTES_QUOTA (retry delay, unless waiting cannot help), SEGMENT_MAP_FAILED, OUT_OF_MEMORY; UNAVAILABLE DRAINING. Blocks while it maps.
+  virtual absl::StatusOr<PoolHandle> Register(const Caller& caller, const std::string& request_id,
+                                              const PoolSchema& schema, int64_t lease_ttl_ms) = 0;
   // Extends the lease; answers its TTL. NOT_FOUND UNKNOWN_POOL, FAILED_PRECONDITION STALE_EPOCH.
-  virtual absl::StatusOr<int64_t> Renew(const std::string& pool_id, uint64_t epoch) = 0;
+  virtual absl::StatusOr<int64_t> Renew(const Caller& caller, const std::string& pool_id, uint64_t epoch) = 0;
   // A HoldPool stream opened / broke. While at least one is open, its pings renew; when the last one breaks the pool is
   // lost at once. `on_event` gets the pool's end (LEASE_EXPIRED, UNREGISTERED, SEGMENT_FAILED); and DRAINING (at
-  // once, inside this call, where the daemon drains already), after which the pool is still served. RESOURCE_EXHAUSTED HOLDS_FULL above 64 streams. A segment that was cut,
+  // once, inside this call, where the daemon drains already), after which the pool is still served. RESOURCE_EXHAUSTED HOLDS_FULL above 64 streams, HOLDS_QUOTA. A segment that was cut,
   // also one that was grown again, is noticed by the next use and, by an idle pool, at the end of the lease's period.
-  virtual absl::StatusOr<uint64_t> OpenHold(const std::string& pool_id, uint64_t epoch,
+  virtual absl::StatusOr<uint64_t> OpenHold(const Caller& caller, const std::string& pool_id, uint64_t epoch,
                                             std::function<void(const std::string&)> on_event) = 0;
   virtual void CloseHold(const std::string& pool_id, uint64_t hold_id) = 0;
   // `done` exactly once: OK when no hold is left and the pool is unmapped; DEADLINE_EXCEEDED POOL_BUSY after timeout_ms
   // (the pool stays). New holds are refused meanwhile (FAILED_PRECONDITION POOL_CLOSING).
-  virtual void Unregister(const std::string& pool_id, uint64_t epoch, int64_t timeout_ms,
+  virtual void Unregister(const Caller& caller, const std::string& pool_id, uint64_t epoch, int64_t timeout_ms,
                           std::function<void(absl::Status)> done) = 0;
 
   // Source blocks, shared. token_count tokens must fit the blocks, blocks exist, one list per group of the schema, none
   // longer than the pool has blocks. All that is listed is held, also what token_count does not need.
   // Errors: NOT_FOUND UNKNOWN_POOL; FAILED_PRECONDITION STALE_EPOCH; NOT_FOUND UNKNOWN_BLOCK; INVALID_ARGUMENT
   // INVALID_BLOCKS; FAILED_PRECONDITION BLOCKS_RESERVED (a destination has them).
-  virtual absl::StatusOr<std::unique_ptr<BlockHold>> HoldSource(const std::string& pool_id, uint64_t epoch,
+  virtual absl::StatusOr<std::unique_ptr<BlockHold>> HoldSource(const Caller& caller, const std::string& pool_id,
+                                                                uint64_t epoch,
                                                                 const std::vector<GroupBlockList>& blocks,
                                                                 uint32_t token_count) = 0;
   // Destination blocks, exclusive: also no block twice. Errors as HoldSource, and BLOCKS_IN_USE.
-  virtual absl::StatusOr<std::unique_ptr<BlockHold>> ReserveTarget(const std::string& pool_id, uint64_t epoch,
+  virtual absl::StatusOr<std::unique_ptr<BlockHold>> ReserveTarget(const Caller& caller, const std::string& pool_id,
+                                                                   uint64_t epoch,
                                                                    const std::vector<GroupBlockList>& blocks,
                                                                    uint32_t token_count) = 0;
 
   // One block of one tensor, dense [block_tokens, head_count, head_dim]. Errors: as HoldSource, INVALID_ARGUMENT
   // INVALID_BLOCKS (wrong size), FAILED_PRECONDITION BLOCKS_IN_USE (Put into blocks a transfer uses).
-  virtual absl::Status PutBlock(const std::string& pool_id, uint64_t epoch, uint32_t group, uint32_t layer,
-                                PlaneId plane, uint64_t block, const std::string& data) = 0;
-  virtual absl::StatusOr<std::string> GetBlock(const std::string& pool_id, uint64_t epoch, uint32_t group,
-                                               uint32_t layer, PlaneId plane, uint64_t block) = 0;
-  virtual absl::StatusOr<PoolSchema> SchemaOf(const std::string& pool_id, uint64_t epoch) = 0;
+  virtual absl::Status PutBlock(const Caller& caller, const std::string& pool_id, uint64_t epoch, uint32_t group,
+                                uint32_t layer, PlaneId plane, uint64_t block, const std::string& data) = 0;
+  virtual absl::StatusOr<std::string> GetBlock(const Caller& caller, const std::string& pool_id, uint64_t epoch,
+                                               uint32_t group, uint32_t layer, PlaneId plane, uint64_t block) = 0;
+  virtual absl::StatusOr<PoolSchema> SchemaOf(const Caller& caller, const std::string& pool_id, uint64_t epoch) = 0;
 
   virtual std::vector<PoolStatus> List() const = 0;
   // No new pools from now on.

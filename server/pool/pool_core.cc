@@ -71,6 +71,7 @@ void LostNotice::Drop() {
 
 PoolCore::PoolCore(Config config)
     : id_(std::move(config.id)),
+      owner_(config.owner),
       schema_(std::move(config.schema)),
       segments_(std::make_shared<const Segments>(std::move(config.segments))),
       lease_ttl_ms_(config.lease_ttl_ms),
@@ -217,6 +218,11 @@ absl::StatusOr<uint64_t> PoolCore::OpenHold(std::function<void(const std::string
   return hold_id;
 }
 
+size_t PoolCore::streams() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return streams_.size();
+}
+
 void PoolCore::CloseHold(uint64_t hold_id) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -237,7 +243,7 @@ void PoolCore::End(const std::string& cause) {
   if (lease_timer_ != 0 && clock_ != nullptr) clock_->Cancel(lease_timer_);
   const absl::Status why = LostStatus(cause);
   FinishIfIdle(std::move(lock));
-  SPECTRUMKV_LOG(kInfo, "pool", "lost", {"pool", id_}, {"cause", cause});
+  SPECTRUMKV_LOG(kInfo, "pool", "lost", {"pool", ShortPoolId(id_)}, {"cause", cause});
   for (const auto& notice : notices) notice->Fire(why);
   for (const auto& [hold_id, on_event] : streams) on_event(cause);
 }
@@ -332,6 +338,7 @@ void PoolCore::FinishIfIdle(std::unique_lock<std::mutex> lock) {
 PoolStatus PoolCore::Describe() const {
   PoolStatus status;
   status.pool_id = id_;
+  status.owner = owner_;
   status.model = schema_.model;
   status.revision = schema_.revision;
   status.groups = static_cast<uint32_t>(schema_.groups.size());

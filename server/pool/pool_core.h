@@ -23,6 +23,9 @@
 
 namespace spectrumkv {
 
+// Of an id, for logs: the whole of it is the right to use the pool.
+inline std::string ShortPoolId(const std::string& id) { return id.substr(0, 8); }
+
 // Tells one hold, at most once, that its pool is lost. Thread-safe.
 class LostNotice {
  public:
@@ -47,6 +50,7 @@ class PoolCore : public std::enable_shared_from_this<PoolCore> {
  public:
   struct Config {
     std::string id;
+    Caller owner;
     PoolSchema schema;
     std::vector<std::unique_ptr<Mapping>> segments;  // one per segment of the schema
     int64_t lease_ttl_ms = 0;
@@ -57,7 +61,10 @@ class PoolCore : public std::enable_shared_from_this<PoolCore> {
   explicit PoolCore(Config config);
 
   const std::string& id() const { return id_; }
+  const Caller& owner() const { return owner_; }
   const PoolSchema& schema() const { return schema_; }
+  // Open HoldPool streams.
+  size_t streams() const;
   const TensorPlace& place(uint32_t group, uint32_t layer_slot, PlaneId plane) const {
     return places_[group][layer_slot][plane == PlaneId::kV ? 1 : 0];
   }
@@ -122,6 +129,7 @@ class PoolCore : public std::enable_shared_from_this<PoolCore> {
   absl::StatusOr<const TensorPlace*> FindPlace(uint32_t group, uint32_t layer, PlaneId plane, uint64_t block) const;
 
   const std::string id_;
+  const Caller owner_;
   const PoolSchema schema_;
   using Segments = std::vector<std::unique_ptr<Mapping>>;
   std::shared_ptr<const Segments> segments_;  // empty when gone

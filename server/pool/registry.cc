@@ -27,22 +27,36 @@ uint64_t OwnedBytes(const PoolSchema& schema) {
   return bytes;
 }
 
-absl::StatusOr<std::unique_ptr<Mapping>> MapSpec(const SegmentSpec& spec, const PoolLimits& limits) {
+uint64_t AllBytes(const PoolSchema& schema) {
+  uint64_t bytes = 0;
+  for (const SegmentSpec& segment : schema.segments) bytes += segment.size_bytes;
+  return bytes;
+}
+
+absl::StatusOr<std::unique_ptr<Mapping>> MapSpec(const SegmentSpec& spec, const PoolLimits& limits,
+                                                 const SegmentOwners& owners) {
   switch (spec.kind) {
-    case SegmentSpec::Kind::kPosixShm: return OpenShmSegment(spec.name, limits.shm_prefix, spec.size_bytes);
-    case SegmentSpec::Kind::kFile: return OpenFileSegment(limits.shared_dir, spec.name, spec.size_bytes);
+    case SegmentSpec::Kind::kPosixShm: return OpenShmSegment(spec.name, limits.shm_prefix, spec.size_bytes, owners);
+    case SegmentSpec::Kind::kFile: return OpenFileSegment(limits.shared_dir, spec.name, spec.size_bytes, owners);
     case SegmentSpec::Kind::kDaemonOwned: return AllocateOwned(spec.size_bytes);
   }
   return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_SCHEMA", "unknown kind of segment");
 }
 
+// The error of one segment, with its place in the schema.
+absl::Status InSegment(size_t index, const absl::Status& error) {
+  Metadata metadata = MetadataOf(error);
+  metadata["field"] = "segments[" + std::to_string(index) + "]";
+  return MakeError(error.code(), ReasonOf(error), std::string(error.message()), metadata, RetryAfterMsOf(error));
+}
+
 // CheckSchema has seen names alone; two names of one object would hide an overlap.
-absl::StatusOr<Segments> MapAll(const PoolSchema& schema, const PoolLimits& limits) {
+absl::StatusOr<Segments> MapAll(const PoolSchema& schema, const PoolLimits& limits, const SegmentOwners& owners) {
   Segments segments;
   std::set<std::pair<uint64_t, uint64_t>> objects;
   for (size_t i = 0; i < schema.segments.size(); ++i) {
-    auto mapping = MapSpec(schema.segments[i], limits);
-    if (!mapping.ok()) return mapping.status();
+    auto mapping = MapSpec(schema.segments[i], limits, owners);
+    if (!mapping.ok()) return InSegment(i, mapping.status());
     const bool owned = schema.segments[i].kind == SegmentSpec::Kind::kDaemonOwned;
     if (!owned && !objects.emplace((*mapping)->device, (*mapping)->inode).second) {
       const std::string field = "segments[" + std::to_string(i) + "]";
@@ -63,43 +77,52 @@ class Registry final : public PoolRegistry {
     for (const auto& core : All()) core->Shutdown();
   }
 
-  absl::StatusOr<PoolHandle> Register(const std::string& request_id, const PoolSchema& schema,
+  absl::StatusOr<PoolHandle> Register(const Caller& caller, const std::string& request_id, const PoolSchema& schema,
                                       int64_t lease_ttl_ms) override {
     if (request_id.size() > kMaxRequestIdBytes) {
       return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST_ID",
                        "request_id has " + std::to_string(request_id.size()) + " bytes, at most " +
                            std::to_string(kMaxRequestIdBytes) + " are allowed");
     }
+    if (!caller.known()) {
+      return MakeError(absl::StatusCode::kPermissionDenied, "UNKNOWN_CALLER",
+                       "the user behind this connection is not known: nothing can be registered for it");
+    }
     // One at a time, so that a repeat waits for the first call's answer. Mapping large memory takes seconds.
     std::lock_guard<std::mutex> register_lock(register_mutex_);
-    if (const auto core = FindRequest(request_id)) {
+    if (const auto core = FindRequest(caller, request_id)) {
       if (core->schema() != schema) {
         return MakeError(absl::StatusCode::kAlreadyExists, "REQUEST_ID_REUSED",
-                         "request_id \"" + request_id + "\" registered another schema", {{"pool_id", core->id()}});
+                         "request_id \"" + request_id + "\" registered another schema", {{"field", "request_id"}});
       }
       auto ttl_ms = core->Renew();
       if (ttl_ms.ok()) return PoolHandle{core->id(), epoch_, *ttl_ms};
     }
-    if (absl::Status status = Admit(schema); !status.ok()) return status;
-    auto segments = MapAll(schema, limits_);
+    if (absl::Status status = Admit(caller, schema); !status.ok()) return status;
+    auto segments = MapAll(schema, limits_, OwnersFor(caller));
     if (!segments.ok()) {
       std::lock_guard<std::mutex> lock(state_->mutex);
       state_->owned_bytes -= OwnedBytes(schema);
       return segments.status();
     }
-    return Insert(request_id, schema, *std::move(segments), LeaseTtlMs(lease_ttl_ms));
+    return Insert(caller, request_id, schema, *std::move(segments), LeaseTtlMs(lease_ttl_ms));
   }
 
-  absl::StatusOr<int64_t> Renew(const std::string& pool_id, uint64_t epoch) override {
-    auto core = Find(pool_id, epoch);
+  absl::StatusOr<int64_t> Renew(const Caller& caller, const std::string& pool_id, uint64_t epoch) override {
+    auto core = Find(caller, pool_id, epoch);
     return core.ok() ? (*core)->Renew() : core.status();
   }
 
-  absl::StatusOr<uint64_t> OpenHold(const std::string& pool_id, uint64_t epoch,
+  absl::StatusOr<uint64_t> OpenHold(const Caller& caller, const std::string& pool_id, uint64_t epoch,
                                     std::function<void(const std::string&)> on_event) override {
-    auto core = Find(pool_id, epoch);
+    auto core = Find(caller, pool_id, epoch);
     if (!core.ok()) return core.status();
-    auto hold_id = (*core)->OpenHold(on_event);
+    absl::StatusOr<uint64_t> hold_id;
+    {
+      std::lock_guard<std::mutex> hold_lock(hold_mutex_);
+      if (absl::Status quota = CheckHoldQuota(caller); !quota.ok()) return quota;
+      hold_id = (*core)->OpenHold(on_event);
+    }
     bool draining = false;
     {
       std::lock_guard<std::mutex> lock(state_->mutex);
@@ -111,13 +134,18 @@ class Registry final : public PoolRegistry {
   }
 
   void CloseHold(const std::string& pool_id, uint64_t hold_id) override {
-    auto core = Find(pool_id, epoch_);
-    if (core.ok()) (*core)->CloseHold(hold_id);
+    std::shared_ptr<PoolCore> core;
+    {
+      std::lock_guard<std::mutex> lock(state_->mutex);
+      const auto found = state_->pools.find(pool_id);
+      if (found != state_->pools.end()) core = found->second;
+    }
+    if (core != nullptr) core->CloseHold(hold_id);
   }
 
-  void Unregister(const std::string& pool_id, uint64_t epoch, int64_t timeout_ms,
+  void Unregister(const Caller& caller, const std::string& pool_id, uint64_t epoch, int64_t timeout_ms,
                   std::function<void(absl::Status)> done) override {
-    auto core = Find(pool_id, epoch);
+    auto core = Find(caller, pool_id, epoch);
     if (core.ok()) {
       (*core)->Unregister(timeout_ms, std::move(done));
     } else {
@@ -125,37 +153,37 @@ class Registry final : public PoolRegistry {
     }
   }
 
-  absl::StatusOr<std::unique_ptr<BlockHold>> HoldSource(const std::string& pool_id, uint64_t epoch,
+  absl::StatusOr<std::unique_ptr<BlockHold>> HoldSource(const Caller& caller, const std::string& pool_id, uint64_t epoch,
                                                         const std::vector<GroupBlockList>& blocks,
                                                         uint32_t token_count) override {
-    auto core = Find(pool_id, epoch);
+    auto core = Find(caller, pool_id, epoch);
     if (!core.ok()) return core.status();
     return (*core)->Hold(blocks, token_count, /*exclusive=*/false);
   }
 
-  absl::StatusOr<std::unique_ptr<BlockHold>> ReserveTarget(const std::string& pool_id, uint64_t epoch,
+  absl::StatusOr<std::unique_ptr<BlockHold>> ReserveTarget(const Caller& caller, const std::string& pool_id, uint64_t epoch,
                                                            const std::vector<GroupBlockList>& blocks,
                                                            uint32_t token_count) override {
-    auto core = Find(pool_id, epoch);
+    auto core = Find(caller, pool_id, epoch);
     if (!core.ok()) return core.status();
     return (*core)->Hold(blocks, token_count, /*exclusive=*/true);
   }
 
-  absl::Status PutBlock(const std::string& pool_id, uint64_t epoch, uint32_t group, uint32_t layer, PlaneId plane,
+  absl::Status PutBlock(const Caller& caller, const std::string& pool_id, uint64_t epoch, uint32_t group, uint32_t layer, PlaneId plane,
                         uint64_t block, const std::string& data) override {
-    auto core = Find(pool_id, epoch);
+    auto core = Find(caller, pool_id, epoch);
     return core.ok() ? (*core)->PutBlock(group, layer, plane, block, data) : core.status();
   }
 
-  absl::StatusOr<std::string> GetBlock(const std::string& pool_id, uint64_t epoch, uint32_t group, uint32_t layer,
+  absl::StatusOr<std::string> GetBlock(const Caller& caller, const std::string& pool_id, uint64_t epoch, uint32_t group, uint32_t layer,
                                        PlaneId plane, uint64_t block) override {
-    auto core = Find(pool_id, epoch);
+    auto core = Find(caller, pool_id, epoch);
     if (!core.ok()) return core.status();
     return (*core)->GetBlock(group, layer, plane, block);
   }
 
-  absl::StatusOr<PoolSchema> SchemaOf(const std::string& pool_id, uint64_t epoch) override {
-    auto core = Find(pool_id, epoch);
+  absl::StatusOr<PoolSchema> SchemaOf(const Caller& caller, const std::string& pool_id, uint64_t epoch) override {
+    auto core = Find(caller, pool_id, epoch);
     if (!core.ok()) return core.status();
     return (*core)->schema();
   }
@@ -179,7 +207,7 @@ class Registry final : public PoolRegistry {
   struct State {
     std::mutex mutex;
     std::map<std::string, std::shared_ptr<PoolCore>> pools;
-    std::map<std::string, std::string> pool_of_request;
+    std::map<std::pair<Caller, std::string>, std::string> pool_of_request;
     uint64_t owned_bytes = 0;
     bool draining = false;
   };
@@ -191,7 +219,8 @@ class Registry final : public PoolRegistry {
     return all;
   }
 
-  absl::StatusOr<std::shared_ptr<PoolCore>> Find(const std::string& pool_id, uint64_t epoch) const {
+  absl::StatusOr<std::shared_ptr<PoolCore>> Find(const Caller& caller, const std::string& pool_id,
+                                                 uint64_t epoch) const {
     // First: to a client of an earlier daemon, "unknown pool" would hide why.
     if (epoch != epoch_) {
       return MakeError(absl::StatusCode::kFailedPrecondition, "STALE_EPOCH",
@@ -205,19 +234,63 @@ class Registry final : public PoolRegistry {
       return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_POOL", "pool " + pool_id + " is not registered",
                        {{"pool_id", pool_id}});
     }
+    if (absl::Status own = CheckOwner(found->second->owner(), caller, "pool.pool_id"); !own.ok()) return own;
     return found->second;
   }
 
-  std::shared_ptr<PoolCore> FindRequest(const std::string& request_id) const {
+  std::shared_ptr<PoolCore> FindRequest(const Caller& caller, const std::string& request_id) const {
     std::lock_guard<std::mutex> lock(state_->mutex);
-    const auto found = state_->pool_of_request.find(request_id);
+    const auto found = state_->pool_of_request.find({caller, request_id});
     if (request_id.empty() || found == state_->pool_of_request.end()) return nullptr;
     const auto core = state_->pools.find(found->second);
     return core != state_->pools.end() && core->second->alive() ? core->second : nullptr;
   }
 
+  SegmentOwners OwnersFor(const Caller& caller) const {
+    SegmentOwners owners = caller.has_uid() ? SegmentOwners{caller.uid()} : limits_.token_owners;
+    owners.insert(owners.end(), limits_.allowed_owners.begin(), limits_.allowed_owners.end());
+    return owners;
+  }
+
+  absl::Status QuotaError(PoolQuota quota, const std::string& reason, const std::string& key, uint64_t asked,
+                          uint64_t used, uint64_t limit) const {
+    events_.quota_refused(quota);
+    return MakeError(absl::StatusCode::kResourceExhausted, reason,
+                     "this user has " + std::to_string(used) + " and asks for " + std::to_string(asked) + " more; " + key +
+                         " is " + std::to_string(limit),
+                     {{"field", key}, {"value", std::to_string(used + asked)}, {"limit", std::to_string(limit)}},
+                     asked <= limit ? kRetryMs : -1);
+  }
+
+  // Of the caller's pools; also those that are lost, as long as somebody uses their memory.
+  absl::Status CheckQuotas(const Caller& caller, uint64_t bytes) const {
+    uint64_t pools = 0, used_bytes = 0;
+    for (const auto& core : All()) {
+      if (core->owner() != caller) continue;
+      ++pools;
+      used_bytes += AllBytes(core->schema());
+    }
+    if (pools >= limits_.max_pools_per_user) {
+      return QuotaError(PoolQuota::kPools, "POOLS_QUOTA", "quota.pools_per_user", 1, pools, limits_.max_pools_per_user);
+    }
+    if (used_bytes > limits_.max_bytes_per_user || bytes > limits_.max_bytes_per_user - used_bytes) {
+      return QuotaError(PoolQuota::kBytes, "BYTES_QUOTA", "quota.user_bytes", bytes, used_bytes,
+                        limits_.max_bytes_per_user);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckHoldQuota(const Caller& caller) const {
+    uint64_t holds = 0;
+    for (const auto& core : All()) {
+      if (core->owner() == caller) holds += core->streams();
+    }
+    if (holds < limits_.max_holds_per_user) return absl::OkStatus();
+    return QuotaError(PoolQuota::kHolds, "HOLDS_QUOTA", "quota.holds_per_user", 1, holds, limits_.max_holds_per_user);
+  }
+
   // On success the schema's owned bytes are counted.
-  absl::Status Admit(const PoolSchema& schema) {
+  absl::Status Admit(const Caller& caller, const PoolSchema& schema) {
     {
       std::lock_guard<std::mutex> lock(state_->mutex);
       if (state_->draining) {
@@ -225,6 +298,7 @@ class Registry final : public PoolRegistry {
       }
     }
     if (absl::Status status = CheckSchema(schema, limits_.max_chunk_bytes); !status.ok()) return status;
+    if (absl::Status status = CheckQuotas(caller, AllBytes(schema)); !status.ok()) return status;
     const uint64_t owned = OwnedBytes(schema);
     std::lock_guard<std::mutex> lock(state_->mutex);
     if (state_->pools.size() >= limits_.max_pools) {
@@ -243,16 +317,18 @@ class Registry final : public PoolRegistry {
     return absl::OkStatus();
   }
 
-  PoolHandle Insert(const std::string& request_id, const PoolSchema& schema, Segments segments, int64_t ttl_ms) {
+  PoolHandle Insert(const Caller& caller, const std::string& request_id, const PoolSchema& schema, Segments segments,
+                    int64_t ttl_ms) {
     PoolCore::Config config;
     config.id = RandomHex(kPoolIdBytes);
+    config.owner = caller;
     config.schema = schema;
     config.segments = std::move(segments);
     config.lease_ttl_ms = ttl_ms;
     config.clock = clock_;
     config.events = events_;
     const std::string id = config.id;
-    config.on_gone = [state = state_, id, request_id, owned = OwnedBytes(schema)] {
+    config.on_gone = [state = state_, id, request_key = std::make_pair(caller, request_id), owned = OwnedBytes(schema)] {
       std::shared_ptr<PoolCore> dropped;  // destroyed outside the lock
       std::lock_guard<std::mutex> lock(state->mutex);
       const auto found = state->pools.find(id);
@@ -260,17 +336,17 @@ class Registry final : public PoolRegistry {
       dropped = std::move(found->second);
       state->pools.erase(found);
       state->owned_bytes -= owned;
-      const auto request = state->pool_of_request.find(request_id);
+      const auto request = state->pool_of_request.find(request_key);
       if (request != state->pool_of_request.end() && request->second == id) state->pool_of_request.erase(request);
     };
     auto core = std::make_shared<PoolCore>(std::move(config));
     {
       std::lock_guard<std::mutex> lock(state_->mutex);
       state_->pools.emplace(id, core);
-      if (!request_id.empty()) state_->pool_of_request[request_id] = id;
+      if (!request_id.empty()) state_->pool_of_request[{caller, request_id}] = id;
     }
     core->StartLease();
-    SPECTRUMKV_LOG(kInfo, "pool", "registered", {"pool", id}, {"model", schema.model}, {"lease_ttl_ms", ttl_ms});
+    SPECTRUMKV_LOG(kInfo, "pool", "registered", {"pool", ShortPoolId(id)}, {"owner", caller.Name()}, {"model", schema.model}, {"lease_ttl_ms", ttl_ms});
     return PoolHandle{id, epoch_, ttl_ms};
   }
 
@@ -284,6 +360,7 @@ class Registry final : public PoolRegistry {
   Clock* const clock_;
   const PoolEvents events_;
   std::mutex register_mutex_;  // before state_->mutex
+  std::mutex hold_mutex_;      // streams are counted and opened in one; before state_->mutex
   const std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 

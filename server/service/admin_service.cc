@@ -39,6 +39,7 @@ void PoolToProto(const PoolStatus& pool, v1::PoolInfo* out) {
   out->set_blocks_receiving(pool.blocks_receiving);
   out->set_lease_remaining_ms(static_cast<uint64_t>(pool.lease_remaining_ms > 0 ? pool.lease_remaining_ms : 0));
   out->set_state(pool.state);
+  out->set_owner(pool.owner.Name());
 }
 
 void StagesToProto(const Measured& measured, v1::StageRates* out) {

@@ -126,14 +126,16 @@ uint64_t ValuesOf(const TransferShape& shape) {
   return values * shape.kept_count();
 }
 
-absl::StatusOr<std::unique_ptr<BlockHold>> HoldFor(const ServiceContext& context, const v1::PlanRequest& request) {
+absl::StatusOr<std::unique_ptr<BlockHold>> HoldFor(const ServiceContext& context, const Caller& caller,
+                                                  const v1::PlanRequest& request) {
   absl::Status status = CheckPoolRef(request.pool());
   if (status.ok()) status = CheckEpoch(context, request.pool().epoch());
   if (status.ok()) status = CheckTokenCount(request.token_count(), context.defaults);
   if (!status.ok()) return status;
   const auto blocks = BlocksFromProto(request.blocks());
   if (!blocks.ok()) return blocks.status();
-  return context.pools->HoldSource(request.pool().pool_id(), request.pool().epoch(), *blocks, request.token_count());
+  return context.pools->HoldSource(caller, request.pool().pool_id(), request.pool().epoch(), *blocks,
+                                   request.token_count());
 }
 
 }  // namespace
@@ -176,11 +178,12 @@ void PredictTime(const v1::PlanRequest& request, const TransferShape& shape, con
   response->set_predicted_limited_by(static_cast<v1::LimitedBy>(prediction.limited_by));
 }
 
-absl::Status PlanNow(const ServiceContext& context, const v1::PlanRequest& request, v1::PlanResponse* response) {
+absl::Status PlanNow(const ServiceContext& context, const Caller& caller, const v1::PlanRequest& request,
+                     v1::PlanResponse* response) {
   auto policy = PolicyFromProto(request.policy(), context.defaults.policy);
   if (!policy.ok()) return policy.status();
   if (absl::Status link = CheckLink(request); !link.ok()) return link;
-  const auto hold = HoldFor(context, request);
+  const auto hold = HoldFor(context, caller, request);
   if (!hold.ok()) return hold.status();
   std::vector<LayerPlace> places;
   const std::vector<PlanLayer> layers = PlanLayersOf((*hold)->schema(), &places);

@@ -8,6 +8,6 @@
 namespace spectrumkv {
 
 // Scans the source on the calling thread. Errors: those of convert.h, HoldSource, Planner::Create and Planner::Plan.
-absl::Status PlanNow(const ServiceContext& context, const v1::PlanRequest& request, v1::PlanResponse* response);
+absl::Status PlanNow(const ServiceContext& context, const Caller& caller, const v1::PlanRequest& request, v1::PlanResponse* response);
 
 }  // namespace spectrumkv

@@ -19,6 +19,10 @@ grpc::ServerUnaryReactor* AnswerNow(const ServiceContext& context, grpc::Callbac
   return reactor;
 }
 
+Caller CallerOf(const ServiceContext& context, const grpc::CallbackServerContext& call) {
+  return context.caller_of(call.peer());
+}
+
 absl::Status CheckEpoch(const ServiceContext& context, uint64_t epoch) {
   if (epoch == context.epoch) return absl::OkStatus();
   return MakeError(absl::StatusCode::kFailedPrecondition, "STALE_EPOCH",

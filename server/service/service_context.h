@@ -2,12 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <string>
 
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
 #include <grpcpp/support/status.h>
 #include "absl/status/status.h"
 #include "kernels/codec/backend.h"
+#include "server/base/caller.h"
 #include "server/base/executor.h"
 #include "server/metrics/metrics.h"
 #include "server/pool/pool.h"
@@ -22,6 +25,9 @@ struct ServiceContext {
   PoolRegistry* pools = nullptr;
   TransferManager* transfers = nullptr;
   Metrics* metrics = nullptr;
+  // Who is behind the connection that gRPC names so (grpc::ServerContext::peer). Thread-safe; nobody where it is not
+  // known, who may do nothing with pools and transfers.
+  std::function<Caller(const std::string& peer)> caller_of = [](const std::string&) { return Caller(); };
   const Backend* backend = nullptr;
   // Calls that map, copy or plan: they must not hold up gRPC's own threads.
   Executor* calls = nullptr;
@@ -35,6 +41,9 @@ grpc::Status EndOf(const ServiceContext& context, MetricStage stage, const absl:
 // The reactor of a unary call that is answered now.
 grpc::ServerUnaryReactor* AnswerNow(const ServiceContext& context, grpc::CallbackServerContext* call,
                                     const absl::Status& status);
+
+// Asked once, where a call begins: later its connection may be gone.
+Caller CallerOf(const ServiceContext& context, const grpc::CallbackServerContext& call);
 
 // FAILED_PRECONDITION STALE_EPOCH unless `epoch` is this daemon's.
 absl::Status CheckEpoch(const ServiceContext& context, uint64_t epoch);

@@ -15,7 +15,7 @@ constexpr uint64_t kMessageOverheadBytes = 4096;
 class PutReactor final : public grpc::ServerReadReactor<v1::PutBlocksRequest> {
  public:
   PutReactor(const ServiceContext* context, CallContext* call, v1::PutBlocksResponse* response)
-      : context_(context), call_(call), response_(response) {}
+      : context_(context), call_(call), caller_(CallerOf(*context, *call)), response_(response) {}
   void Begin() { StartRead(&request_); }
 
   void OnReadDone(bool ok) override {
@@ -47,7 +47,7 @@ class PutReactor final : public grpc::ServerReadReactor<v1::PutBlocksRequest> {
       if (!status.ok()) return status;
       pool_ = request_.pool();
       // Also for a stream that brings no block.
-      const auto schema = context_->pools->SchemaOf(pool_.pool_id(), pool_.epoch());
+      const auto schema = context_->pools->SchemaOf(caller_, pool_.pool_id(), pool_.epoch());
       if (!schema.ok()) return schema.status();
     } else if (!request_.pool().pool_id().empty() && request_.pool().pool_id() != pool_.pool_id()) {
       return Invalid("INVALID_POOL_REF", "pool", "is not that of the first message");
@@ -55,7 +55,7 @@ class PutReactor final : public grpc::ServerReadReactor<v1::PutBlocksRequest> {
     for (const v1::BlockData& block : request_.blocks()) {
       const auto plane = PlaneFromProto(block.plane());
       if (!plane.ok()) return plane.status();
-      const absl::Status status = context_->pools->PutBlock(pool_.pool_id(), pool_.epoch(), block.group(),
+      const absl::Status status = context_->pools->PutBlock(caller_, pool_.pool_id(), pool_.epoch(), block.group(),
                                                             block.layer(), *plane, block.block(), block.data());
       if (!status.ok()) return status;
       response_->set_blocks(response_->blocks() + 1);
@@ -66,6 +66,7 @@ class PutReactor final : public grpc::ServerReadReactor<v1::PutBlocksRequest> {
 
   const ServiceContext* const context_;
   CallContext* const call_;
+  const Caller caller_;
   v1::PutBlocksResponse* const response_;
   v1::PutBlocksRequest request_;
   v1::PoolRef pool_;
@@ -74,8 +75,8 @@ class PutReactor final : public grpc::ServerReadReactor<v1::PutBlocksRequest> {
 // Walks layer by layer, K before V, run by run, without listing the blocks.
 class GetReactor final : public grpc::ServerWriteReactor<v1::GetBlocksResponse> {
  public:
-  GetReactor(const ServiceContext* context, const v1::GetBlocksRequest* request)
-      : context_(context), request_(request) {}
+  GetReactor(const ServiceContext* context, const Caller& caller, const v1::GetBlocksRequest* request)
+      : context_(context), caller_(caller), request_(request) {}
   void Begin() {
     context_->calls->Post([this] {
       const absl::Status status = Open();
@@ -107,7 +108,7 @@ class GetReactor final : public grpc::ServerWriteReactor<v1::GetBlocksResponse> 
     const v1::PoolRef& pool = request_->pool();
     absl::Status status = CheckPoolRef(pool);
     if (!status.ok()) return status;
-    const auto schema = context_->pools->SchemaOf(pool.pool_id(), pool.epoch());
+    const auto schema = context_->pools->SchemaOf(caller_, pool.pool_id(), pool.epoch());
     if (!schema.ok()) return schema.status();
     if (request_->group() >= schema->groups.size()) {
       return Invalid(
@@ -165,7 +166,7 @@ class GetReactor final : public grpc::ServerWriteReactor<v1::GetBlocksResponse> 
     while (step_ < steps_.size() && run_ < runs_.size()) {
       if (bytes > 0 && bytes + block_bytes_ > kBlockMessageBytes) break;
       const uint64_t block = runs_[run_].first + offset_;
-      auto data = context_->pools->GetBlock(request_->pool().pool_id(), request_->pool().epoch(), request_->group(),
+      auto data = context_->pools->GetBlock(caller_, request_->pool().pool_id(), request_->pool().epoch(), request_->group(),
                                             steps_[step_].layer, steps_[step_].plane, block);
       if (!data.ok()) return data.status();
       bytes += data->size();
@@ -189,6 +190,7 @@ class GetReactor final : public grpc::ServerWriteReactor<v1::GetBlocksResponse> 
   }
 
   const ServiceContext* const context_;
+  const Caller caller_;
   const v1::GetBlocksRequest* const request_;
   v1::GetBlocksResponse response_;
   std::atomic<bool> cancelled_{false};
@@ -208,9 +210,9 @@ grpc::ServerReadReactor<v1::PutBlocksRequest>* PutBlocks(const ServiceContext* c
   return reactor;
 }
 
-grpc::ServerWriteReactor<v1::GetBlocksResponse>* GetBlocks(const ServiceContext* context, CallContext*,
+grpc::ServerWriteReactor<v1::GetBlocksResponse>* GetBlocks(const ServiceContext* context, CallContext* call,
                                                            const v1::GetBlocksRequest* request) {
-  auto* reactor = new GetReactor(context, request);
+  auto* reactor = new GetReactor(context, CallerOf(*context, *call), request);
   reactor->Begin();
   return reactor;
 }

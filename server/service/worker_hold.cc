@@ -14,10 +14,10 @@ using HoldBase = grpc::ServerBidiReactor<v1::HoldPoolRequest, v1::HoldPoolRespon
 
 class HoldReactor final : public StreamWriter<HoldBase, v1::HoldPoolResponse> {
  public:
-  explicit HoldReactor(const ServiceContext* context) : context_(context) {}
+  HoldReactor(const ServiceContext* context, const Caller& caller) : context_(context), caller_(caller) {}
 
-  static HoldReactor* Begin(const ServiceContext* context) {
-    auto reactor = std::make_shared<HoldReactor>(context);
+  static HoldReactor* Begin(const ServiceContext* context, const Caller& caller) {
+    auto reactor = std::make_shared<HoldReactor>(context, caller);
     reactor->self_ = reactor;
     reactor->StartRead(&reactor->request_);
     return reactor.get();
@@ -85,13 +85,13 @@ class HoldReactor final : public StreamWriter<HoldBase, v1::HoldPoolResponse> {
           if (const auto reactor = weak.lock()) reactor->OnEvent(event);
         });
       };
-      auto hold = context_->pools->OpenHold(pool_id_, epoch_, on_event);
+      auto hold = context_->pools->OpenHold(caller_, pool_id_, epoch_, on_event);
       if (!hold.ok()) return hold.status();
       hold_id_ = *hold;
     } else if (!pool.pool_id().empty() && (pool.pool_id() != pool_id_ || pool.epoch() != epoch_)) {
       return Invalid("INVALID_POOL_REF", "pool", "is not the one this stream holds");
     }
-    const auto ttl_ms = context_->pools->Renew(pool_id_, epoch_);
+    const auto ttl_ms = context_->pools->Renew(caller_, pool_id_, epoch_);
     if (!ttl_ms.ok()) return ttl_ms.status();
     std::lock_guard<std::mutex> lock(mutex_);
     ttl_ms_ = *ttl_ms;
@@ -108,6 +108,7 @@ class HoldReactor final : public StreamWriter<HoldBase, v1::HoldPoolResponse> {
   }
 
   const ServiceContext* const context_;
+  const Caller caller_;
   std::shared_ptr<HoldReactor> self_;
   v1::HoldPoolRequest request_;
   // Of the reading side.
@@ -122,6 +123,8 @@ class HoldReactor final : public StreamWriter<HoldBase, v1::HoldPoolResponse> {
 
 }  // namespace
 
-HoldBase* HoldPool(const ServiceContext* context, CallContext*) { return HoldReactor::Begin(context); }
+HoldBase* HoldPool(const ServiceContext* context, CallContext* call) {
+  return HoldReactor::Begin(context, CallerOf(*context, *call));
+}
 
 }  // namespace spectrumkv

@@ -6,7 +6,7 @@
 namespace spectrumkv {
 namespace {
 
-absl::Status DoRegister(const ServiceContext* context, const v1::RegisterPoolRequest& request,
+absl::Status DoRegister(const ServiceContext* context, const Caller& caller, const v1::RegisterPoolRequest& request,
                         v1::RegisterPoolResponse* response) {
   absl::Status status = CheckRequestId(request.request_id());
   if (!status.ok()) return status;
@@ -14,7 +14,7 @@ absl::Status DoRegister(const ServiceContext* context, const v1::RegisterPoolReq
   if (!ttl_ms.ok()) return ttl_ms.status();
   const auto schema = SchemaFromProto(request.schema());
   if (!schema.ok()) return schema.status();
-  const auto handle = context->pools->Register(request.request_id(), *schema, *ttl_ms);
+  const auto handle = context->pools->Register(caller, request.request_id(), *schema, *ttl_ms);
   if (!handle.ok()) return handle.status();
   response->mutable_pool()->set_pool_id(handle->pool_id);
   response->mutable_pool()->set_epoch(handle->epoch);
@@ -26,14 +26,15 @@ absl::Status DoRegister(const ServiceContext* context, const v1::RegisterPoolReq
 
 UnaryReactor* RegisterPool(const ServiceContext* context, CallContext* call, const v1::RegisterPoolRequest* request,
                            v1::RegisterPoolResponse* response) {
-  return RunCall(context, call, [=] { return DoRegister(context, *request, response); });
+  const Caller caller = CallerOf(*context, *call);
+  return RunCall(context, call, [=] { return DoRegister(context, caller, *request, response); });
 }
 
 UnaryReactor* RenewLease(const ServiceContext* context, CallContext* call, const v1::RenewLeaseRequest* request,
                          v1::RenewLeaseResponse* response) {
   const absl::Status status = CheckPoolRef(request->pool());
   if (!status.ok()) return AnswerNow(*context, call, status);
-  const auto ttl_ms = context->pools->Renew(request->pool().pool_id(), request->pool().epoch());
+  const auto ttl_ms = context->pools->Renew(CallerOf(*context, *call), request->pool().pool_id(), request->pool().epoch());
   if (ttl_ms.ok()) response->set_lease_ttl_ms(static_cast<uint64_t>(*ttl_ms));
   return AnswerNow(*context, call, ttl_ms.status());
 }
@@ -45,9 +46,9 @@ UnaryReactor* UnregisterPool(const ServiceContext* context, CallContext* call,
   const auto timeout_ms = UnregisterTimeoutOf(request->timeout_ms(), context->defaults);
   if (!timeout_ms.ok()) return AnswerNow(*context, call, timeout_ms.status());
   UnaryReactor* reactor = call->DefaultReactor();
-  context->calls->Post([context, reactor, request, timeout_ms = *timeout_ms] {
+  context->calls->Post([context, reactor, request, caller = CallerOf(*context, *call), timeout_ms = *timeout_ms] {
     context->pools->Unregister(
-        request->pool().pool_id(), request->pool().epoch(), timeout_ms,
+        caller, request->pool().pool_id(), request->pool().epoch(), timeout_ms,
         [context, reactor](const absl::Status& end) { reactor->Finish(EndOf(*context, MetricStage::kQueue, end)); });
   });
   return reactor;
@@ -56,8 +57,9 @@ UnaryReactor* UnregisterPool(const ServiceContext* context, CallContext* call,
 UnaryReactor* PlanTransfer(const ServiceContext* context, CallContext* call, const v1::PlanRequest* request,
                            v1::PlanResponse* response) {
   UnaryReactor* reactor = call->DefaultReactor();
+  const Caller caller = CallerOf(*context, *call);
   context->compute->Post(
-      [=] { reactor->Finish(EndOf(*context, MetricStage::kPlan, PlanNow(*context, *request, response))); });
+      [=] { reactor->Finish(EndOf(*context, MetricStage::kPlan, PlanNow(*context, caller, *request, response))); });
   return reactor;
 }
 

@@ -18,7 +18,7 @@ absl::Status CheckOpening(const ServiceContext& context, const Request& request)
 }
 
 template <typename Request>
-absl::Status OpenSender(const ServiceContext& context, const Request& request, const std::string& peer) {
+absl::Status OpenSender(const ServiceContext& context, const Caller& caller, const Request& request, const std::string& peer) {
   absl::Status status = CheckOpening(context, request);
   if (!status.ok()) return status;
   const auto deadline_ms = DeadlineOf(request.deadline_ms(), context.defaults);
@@ -32,21 +32,23 @@ absl::Status OpenSender(const ServiceContext& context, const Request& request, c
   spec.transfer_id = request.transfer_id();
   spec.transfer_token = request.transfer_token();
   spec.peer = peer;
+  spec.owner = caller;
+  spec.pool_id = request.pool().pool_id();
   spec.policy = *std::move(policy);
   spec.deadline_ms = *deadline_ms;
   spec.layerwise = request.layerwise();
   spec.fingerprint = FingerprintOf(request) + (peer.empty() ? "P" : "S");
-  const auto repeat = context.transfers->FindRepeat(spec.transfer_id, Role::kSender, spec.fingerprint);
+  const auto repeat = context.transfers->FindRepeat(caller, spec.transfer_id, Role::kSender, spec.fingerprint);
   if (repeat.has_value()) return *repeat;
-  auto hold =
-      context.pools->HoldSource(request.pool().pool_id(), request.pool().epoch(), *blocks, request.token_count());
+  auto hold = context.pools->HoldSource(caller, request.pool().pool_id(), request.pool().epoch(), *blocks,
+                                        request.token_count());
   if (!hold.ok()) return hold.status();
   spec.source = *std::move(hold);
   return context.transfers->StartSender(std::move(spec));
 }
 
 template <typename Request>
-absl::Status OpenReceiver(const ServiceContext& context, const Request& request, const std::string& peer) {
+absl::Status OpenReceiver(const ServiceContext& context, const Caller& caller, const Request& request, const std::string& peer) {
   absl::Status status = CheckOpening(context, request);
   if (!status.ok()) return status;
   const auto deadline_ms = DeadlineOf(request.deadline_ms(), context.defaults);
@@ -58,14 +60,16 @@ absl::Status OpenReceiver(const ServiceContext& context, const Request& request,
   spec.transfer_id = request.transfer_id();
   spec.transfer_token = request.transfer_token();
   spec.peer = peer;
+  spec.owner = caller;
+  spec.pool_id = request.pool().pool_id();
   spec.deadline_ms = *deadline_ms;
   spec.accept_dropped = request.accept_dropped();
   spec.exact_conversion = request.exact_conversion();
   spec.fingerprint = FingerprintOf(request) + (peer.empty() ? "E" : "F");
-  const auto repeat = context.transfers->FindRepeat(spec.transfer_id, Role::kReceiver, spec.fingerprint);
+  const auto repeat = context.transfers->FindRepeat(caller, spec.transfer_id, Role::kReceiver, spec.fingerprint);
   if (repeat.has_value()) return *repeat;
-  auto hold =
-      context.pools->ReserveTarget(request.pool().pool_id(), request.pool().epoch(), *blocks, request.token_count());
+  auto hold = context.pools->ReserveTarget(caller, request.pool().pool_id(), request.pool().epoch(), *blocks,
+                                        request.token_count());
   if (!hold.ok()) return hold.status();
   spec.target = *std::move(hold);
   return context.transfers->StartReceiver(std::move(spec));
@@ -82,30 +86,34 @@ absl::StatusOr<std::optional<Role>> RoleOfKey(const v1::TransferKey& key) {
 UnaryReactor* SendTransfer(const ServiceContext* context, CallContext* call, const v1::SendRequest* request,
                            v1::SendResponse* response) {
   response->set_epoch(context->epoch);
+  const Caller caller = CallerOf(*context, *call);
   return RunCall(context, call, [=] {
     const absl::Status peer = CheckPeerAddress(request->peer(), context->defaults.allowed_hosts);
-    return peer.ok() ? OpenSender(*context, *request, request->peer()) : peer;
+    return peer.ok() ? OpenSender(*context, caller, *request, request->peer()) : peer;
   });
 }
 
 UnaryReactor* PublishTransfer(const ServiceContext* context, CallContext* call, const v1::PublishRequest* request,
                               v1::PublishResponse* response) {
   response->set_epoch(context->epoch);
-  return RunCall(context, call, [=] { return OpenSender(*context, *request, ""); });
+  const Caller caller = CallerOf(*context, *call);
+  return RunCall(context, call, [=] { return OpenSender(*context, caller, *request, ""); });
 }
 
 UnaryReactor* ExpectTransfer(const ServiceContext* context, CallContext* call, const v1::ExpectRequest* request,
                              v1::ExpectResponse* response) {
   response->set_epoch(context->epoch);
-  return RunCall(context, call, [=] { return OpenReceiver(*context, *request, ""); });
+  const Caller caller = CallerOf(*context, *call);
+  return RunCall(context, call, [=] { return OpenReceiver(*context, caller, *request, ""); });
 }
 
 UnaryReactor* FetchTransfer(const ServiceContext* context, CallContext* call, const v1::FetchRequest* request,
                             v1::FetchResponse* response) {
   response->set_epoch(context->epoch);
+  const Caller caller = CallerOf(*context, *call);
   return RunCall(context, call, [=] {
     const absl::Status peer = CheckPeerAddress(request->peer(), context->defaults.allowed_hosts);
-    return peer.ok() ? OpenReceiver(*context, *request, request->peer()) : peer;
+    return peer.ok() ? OpenReceiver(*context, caller, *request, request->peer()) : peer;
   });
 }
 
@@ -113,7 +121,8 @@ UnaryReactor* AdvanceTransfer(const ServiceContext* context, CallContext* call, 
   absl::Status status = CheckTransferId(request->transfer_id());
   if (status.ok()) {
     const std::vector<float> scores(request->scores().begin(), request->scores().end());
-    status = context->transfers->Advance(request->transfer_id(), request->layers(), request->tokens(), scores);
+    status = context->transfers->Advance(CallerOf(*context, *call), request->transfer_id(), request->layers(), request->tokens(),
+                                         scores);
   }
   return AnswerNow(*context, call, status);
 }
@@ -122,7 +131,7 @@ UnaryReactor* GetTransfer(const ServiceContext* context, CallContext* call, cons
                           v1::GetTransferResponse* response) {
   const auto role = RoleOfKey(request->transfer());
   if (!role.ok()) return AnswerNow(*context, call, role.status());
-  const auto report = context->transfers->Get(request->transfer().transfer_id(), *role);
+  const auto report = context->transfers->Get(CallerOf(*context, *call), request->transfer().transfer_id(), *role);
   if (report.ok()) ReportToProto(*report, response->mutable_report());
   return AnswerNow(*context, call, report.status());
 }
@@ -132,7 +141,7 @@ UnaryReactor* CancelTransfer(const ServiceContext* context, CallContext* call, c
   const auto role = RoleOfKey(request->transfer());
   if (!role.ok()) return AnswerNow(*context, call, role.status());
   UnaryReactor* reactor = call->DefaultReactor();
-  context->transfers->Cancel(request->transfer().transfer_id(), *role,
+  context->transfers->Cancel(CallerOf(*context, *call), request->transfer().transfer_id(), *role,
                              [context, reactor, response](const absl::StatusOr<TransferReport>& report) {
                                if (report.ok()) ReportToProto(*report, response->mutable_report());
                                reactor->Finish(EndOf(*context, MetricStage::kQueue, report.status()));
@@ -144,7 +153,8 @@ UnaryReactor* ReleaseTransfer(const ServiceContext* context, CallContext* call,
                               const v1::ReleaseTransferRequest* request) {
   const auto role = RoleOfKey(request->transfer());
   if (!role.ok()) return AnswerNow(*context, call, role.status());
-  return AnswerNow(*context, call, context->transfers->Release(request->transfer().transfer_id(), *role));
+  return AnswerNow(*context, call, context->transfers->Release(CallerOf(*context, *call),
+                                                              request->transfer().transfer_id(), *role));
 }
 
 UnaryReactor* ReportFirstToken(const ServiceContext* context, CallContext* call,
@@ -152,7 +162,7 @@ UnaryReactor* ReportFirstToken(const ServiceContext* context, CallContext* call,
   const auto role = RoleOfKey(request->transfer());
   if (!role.ok()) return AnswerNow(*context, call, role.status());
   return AnswerNow(*context, call,
-                   context->transfers->ReportFirstToken(request->transfer().transfer_id(), *role,
+                   context->transfers->ReportFirstToken(CallerOf(*context, *call), request->transfer().transfer_id(), *role,
                                                         request->time_to_first_token_seconds()));
 }
 

@@ -16,10 +16,10 @@ using WatchBase = grpc::ServerWriteReactor<v1::WatchTransferResponse>;
 
 class WatchReactor final : public StreamWriter<WatchBase, v1::WatchTransferResponse>, public TransferWatcher {
  public:
-  explicit WatchReactor(const ServiceContext* context) : context_(context) {}
+  WatchReactor(const ServiceContext* context, const Caller& caller) : context_(context), caller_(caller) {}
 
-  static WatchReactor* Begin(const ServiceContext* context, const v1::WatchTransferRequest& request) {
-    auto reactor = std::make_shared<WatchReactor>(context);
+  static WatchReactor* Begin(const ServiceContext* context, const Caller& caller, const v1::WatchTransferRequest& request) {
+    auto reactor = std::make_shared<WatchReactor>(context, caller);
     reactor->self_ = reactor;
     const absl::Status status = reactor->Watch(request, reactor);
     if (!status.ok()) {
@@ -101,16 +101,17 @@ class WatchReactor final : public StreamWriter<WatchBase, v1::WatchTransferRespo
     if (!role.ok()) return role.status();
     transfer_id_ = request.transfer().transfer_id();
     // The role by name: the other half may come later, and Unwatch must still mean this one.
-    const auto report = context_->transfers->Get(transfer_id_, *role);
+    const auto report = context_->transfers->Get(caller_, transfer_id_, *role);
     if (!report.ok()) return report.status();
     role_ = report->role;
-    const auto watch_id = context_->transfers->Watch(transfer_id_, role_, self);
+    const auto watch_id = context_->transfers->Watch(caller_, transfer_id_, role_, self);
     if (!watch_id.ok()) return watch_id.status();
     watch_id_ = *watch_id;
     return absl::OkStatus();
   }
 
   const ServiceContext* const context_;
+  const Caller caller_;
   std::shared_ptr<WatchReactor> self_;
   std::string transfer_id_;
   Role role_ = Role::kSender;
@@ -123,8 +124,8 @@ class WatchReactor final : public StreamWriter<WatchBase, v1::WatchTransferRespo
 
 }  // namespace
 
-WatchBase* WatchTransfer(const ServiceContext* context, CallContext*, const v1::WatchTransferRequest* request) {
-  return WatchReactor::Begin(context, *request);
+WatchBase* WatchTransfer(const ServiceContext* context, CallContext* call, const v1::WatchTransferRequest* request) {
+  return WatchReactor::Begin(context, CallerOf(*context, *call), *request);
 }
 
 }  // namespace spectrumkv

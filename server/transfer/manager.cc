@@ -6,28 +6,12 @@
 #include "server/base/ids.h"
 #include "server/base/log.h"
 #include "server/base/status.h"
+#include "server/transfer/manager_errors.h"
 #include "server/transfer/receiver.h"
 #include "server/transfer/sender.h"
 #include "server/transfer/units.h"
 
 namespace spectrumkv {
-namespace {
-
-constexpr int64_t kRetryAfterMs = 200;
-
-absl::Status Unknown(const std::string& transfer_id) {
-  return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_TRANSFER",
-                   absl::StrCat("no transfer ", transfer_id, " in this daemon"), {{"transfer_id", transfer_id}});
-}
-
-absl::Status Exists(const std::string& transfer_id) {
-  return MakeError(absl::StatusCode::kAlreadyExists, "TRANSFER_EXISTS",
-                   absl::StrCat("transfer ", transfer_id, " exists with another request, or has ended"),
-                   {{"transfer_id", transfer_id}});
-}
-
-}  // namespace
-
 std::unique_ptr<TransferManager> TransferManager::Create(TransferOptions options, TransferParts parts) {
   return std::make_unique<TransferManagerImpl>(options, parts);
 }
@@ -57,7 +41,7 @@ TransferSetup TransferManagerImpl::SetupOf(Role role, const Spec& spec) {
   return setup;
 }
 
-absl::Status TransferManagerImpl::CheckNew(const Key& key, const std::string& fingerprint) {
+absl::Status TransferManagerImpl::CheckNew(const Key& key, const Belongs& belongs) {
   if (!IsId(key.second)) {
     return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_TRANSFER_ID",
                      absl::StrCat("transfer_id must be ", IdRule()));
@@ -66,46 +50,53 @@ absl::Status TransferManagerImpl::CheckNew(const Key& key, const std::string& fi
   if (draining_) {
     return MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the daemon is draining and takes no new transfers");
   }
-  if (entries_.count(key) > 0) return Exists(key.second);
+  if (entries_.count(key) > 0) return TransferExists(key.second);
   if (active_ >= options_.max_active) {
     return MakeError(absl::StatusCode::kResourceExhausted, "TRANSFERS_FULL",
                      absl::StrCat("already ", active_, " transfers are active, the limit is ", options_.max_active),
-                     {{"limit", absl::StrCat(options_.max_active)}}, kRetryAfterMs);
+                     {{"limit", absl::StrCat(options_.max_active)}}, kTransferRetryMs);
   }
-  return absl::OkStatus();
+  return CheckQuotas(belongs);
 }
 
 absl::Status TransferManagerImpl::StartSender(SenderSpec spec) {
+  const Belongs belongs{spec.owner, spec.pool_id};
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (absl::Status ok = CheckNew({Role::kSender, spec.transfer_id}, spec.fingerprint); !ok.ok()) return ok;
+    if (absl::Status ok = CheckNew({Role::kSender, spec.transfer_id}, belongs); !ok.ok()) return ok;
   }
   if (absl::Status chosen = ChooseBudgetOf(&spec); !chosen.ok()) return chosen;
   const bool dials = !spec.peer.empty();
   TransferSetup setup = SetupOf(Role::kSender, spec);
   absl::StatusOr<std::shared_ptr<SenderTransfer>> sender = SenderTransfer::Create(std::move(setup), std::move(spec));
   if (!sender.ok()) return sender.status();
-  return Insert(*sender, dials);
+  return Insert(*sender, dials, belongs);
 }
 
 absl::Status TransferManagerImpl::StartReceiver(ReceiverSpec spec) {
   const bool dials = !spec.peer.empty();
+  const Belongs belongs{spec.owner, spec.pool_id};
   TransferSetup setup = SetupOf(Role::kReceiver, spec);
-  return Insert(std::make_shared<ReceiverTransfer>(std::move(setup), std::move(spec)), dials);
+  return Insert(std::make_shared<ReceiverTransfer>(std::move(setup), std::move(spec)), dials, belongs);
 }
 
-absl::Status TransferManagerImpl::Insert(const std::shared_ptr<Transfer>& transfer, bool dials) {
+absl::Status TransferManagerImpl::Insert(const std::shared_ptr<Transfer>& transfer, bool dials,
+                                         const Belongs& belongs) {
   const Key key{transfer->role(), transfer->id()};
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (absl::Status ok = CheckNew(key, transfer->fingerprint()); !ok.ok()) return ok;
+    if (absl::Status ok = CheckNew(key, belongs); !ok.ok()) return ok;
     Entry entry;
     entry.transfer = transfer;
     entry.token = transfer->token();
     entry.fingerprint = transfer->fingerprint();
+    entry.owner = belongs.owner;
+    entry.pool_id = belongs.pool_id;
     entry.dials = dials;
     entries_.emplace(key, std::move(entry));
     ++active_;
+    ++active_of_owner_[belongs.owner];
+    ++active_of_pool_[belongs.pool_id];
     ++untold_;
     parts_.metrics->AddInflightTransfers(1);
     // First on its strand: whoever finds the entry, a peer's hello above all, comes later.
@@ -118,62 +109,35 @@ absl::Status TransferManagerImpl::Insert(const std::shared_ptr<Transfer>& transf
   return absl::OkStatus();
 }
 
-std::optional<absl::Status> TransferManagerImpl::FindRepeat(const std::string& transfer_id, Role role,
-                                                            const std::string& fingerprint) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  Forget();
-  const auto it = entries_.find({role, transfer_id});
-  if (it == entries_.end()) return std::nullopt;
-  // Ended: a repeat would promise a transfer that will not come.
-  if (it->second.fingerprint != fingerprint || it->second.transfer == nullptr) return Exists(transfer_id);
-  return absl::OkStatus();
-}
-
-absl::StatusOr<TransferManagerImpl::Key> TransferManagerImpl::KeyOf(const std::string& transfer_id,
-                                                                    std::optional<Role> role) const {
-  if (role.has_value()) {
-    const Key key{*role, transfer_id};
-    if (entries_.count(key) == 0) return Unknown(transfer_id);
-    return key;
-  }
-  const Key sender{Role::kSender, transfer_id}, receiver{Role::kReceiver, transfer_id};
-  const bool sends = entries_.count(sender) > 0, receives = entries_.count(receiver) > 0;
-  if (sends && receives) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "AMBIGUOUS_ROLE",
-                     absl::StrCat("both halves of transfer ", transfer_id, " are in this daemon: set role"));
-  }
-  if (!sends && !receives) return Unknown(transfer_id);
-  return sends ? sender : receiver;
-}
-
-absl::Status TransferManagerImpl::Advance(const std::string& transfer_id, uint32_t layers, uint32_t tokens,
+absl::Status TransferManagerImpl::Advance(const Caller& caller, const std::string& transfer_id, uint32_t layers, uint32_t tokens,
                                           const std::vector<float>& scores) {
   std::shared_ptr<Transfer> transfer;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto it = entries_.find({Role::kSender, transfer_id});
-    if (it == entries_.end()) return Unknown(transfer_id);
-    transfer = it->second.transfer;
+    const absl::StatusOr<Key> key = KeyOf(caller, transfer_id, Role::kSender);
+    if (!key.ok()) return key.status();
+    const Entry& entry = entries_.at(*key);
+    transfer = entry.transfer;
     if (transfer == nullptr) {
       return MakeError(absl::StatusCode::kFailedPrecondition, "TRANSFER_TERMINAL",
-                       absl::StrCat("transfer ", transfer_id, " has ended: ", StateName(it->second.report.state)));
+                       absl::StrCat("transfer ", transfer_id, " has ended: ", StateName(entry.report.state)));
     }
   }
   return static_cast<SenderTransfer*>(transfer.get())->Advance(layers, tokens, scores);
 }
 
-absl::StatusOr<TransferReport> TransferManagerImpl::Get(const std::string& transfer_id, std::optional<Role> role) {
+absl::StatusOr<TransferReport> TransferManagerImpl::Get(const Caller& caller, const std::string& transfer_id, std::optional<Role> role) {
   std::lock_guard<std::mutex> lock(mutex_);
-  absl::StatusOr<Key> key = KeyOf(transfer_id, role);
+  absl::StatusOr<Key> key = KeyOf(caller, transfer_id, role);
   if (!key.ok()) return key.status();
   const Entry& entry = entries_.at(*key);
   return entry.transfer != nullptr ? entry.transfer->Snapshot() : entry.report;
 }
 
-absl::StatusOr<uint64_t> TransferManagerImpl::Watch(const std::string& transfer_id, std::optional<Role> role,
+absl::StatusOr<uint64_t> TransferManagerImpl::Watch(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
                                                     std::shared_ptr<TransferWatcher> watcher) {
   std::unique_lock<std::mutex> lock(mutex_);
-  absl::StatusOr<Key> key = KeyOf(transfer_id, role);
+  absl::StatusOr<Key> key = KeyOf(caller, transfer_id, role);
   if (!key.ok()) return key.status();
   const Entry& entry = entries_.at(*key);
   const uint64_t watch_id = next_watch_++;
@@ -191,23 +155,21 @@ absl::StatusOr<uint64_t> TransferManagerImpl::Watch(const std::string& transfer_
   return watch_id;
 }
 
-void TransferManagerImpl::Unwatch(const std::string& transfer_id, std::optional<Role> role, uint64_t watch_id) {
+void TransferManagerImpl::Unwatch(const std::string& transfer_id, Role role, uint64_t watch_id) {
   std::lock_guard<std::mutex> lock(mutex_);
-  absl::StatusOr<Key> key = KeyOf(transfer_id, role);
-  if (!key.ok()) return;
-  const std::shared_ptr<Transfer>& transfer = entries_.at(*key).transfer;
-  if (transfer == nullptr) return;
-  Transfer* t = transfer.get();
-  transfer->Post([t, watch_id] { t->RemoveWatcher(watch_id); });
+  const auto it = entries_.find({role, transfer_id});
+  if (it == entries_.end() || it->second.transfer == nullptr) return;
+  Transfer* t = it->second.transfer.get();
+  t->Post([t, watch_id] { t->RemoveWatcher(watch_id); });
 }
 
-void TransferManagerImpl::Cancel(const std::string& transfer_id, std::optional<Role> role,
+void TransferManagerImpl::Cancel(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
                                  std::function<void(absl::StatusOr<TransferReport>)> done) {
   std::shared_ptr<Transfer> transfer;
-  absl::StatusOr<TransferReport> answer = Unknown(transfer_id);
+  absl::StatusOr<TransferReport> answer = UnknownTransfer(transfer_id);
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    absl::StatusOr<Key> key = KeyOf(transfer_id, role);
+    absl::StatusOr<Key> key = KeyOf(caller, transfer_id, role);
     if (!key.ok()) {
       answer = key.status();
     } else {
@@ -220,11 +182,11 @@ void TransferManagerImpl::Cancel(const std::string& transfer_id, std::optional<R
   transfer->Post([t, done = std::move(done)] { t->Cancel(done); });
 }
 
-absl::Status TransferManagerImpl::Release(const std::string& transfer_id, std::optional<Role> role) {
+absl::Status TransferManagerImpl::Release(const Caller& caller, const std::string& transfer_id, std::optional<Role> role) {
   std::shared_ptr<Transfer> waiting;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    absl::StatusOr<Key> key = KeyOf(transfer_id, role);
+    absl::StatusOr<Key> key = KeyOf(caller, transfer_id, role);
     if (!key.ok()) return key.status();
     const auto it = entries_.find(*key);
     if (it->second.transfer == nullptr) {
@@ -244,14 +206,14 @@ absl::Status TransferManagerImpl::Release(const std::string& transfer_id, std::o
   return absl::OkStatus();
 }
 
-absl::Status TransferManagerImpl::ReportFirstToken(const std::string& transfer_id, std::optional<Role> role,
+absl::Status TransferManagerImpl::ReportFirstToken(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
                                                    double seconds) {
   if (!(seconds >= 0 && seconds < 1e6)) {
     return MakeError(absl::StatusCode::kInvalidArgument, "OUT_OF_RANGE",
                      absl::StrCat("time_to_first_token_seconds ", seconds, " is not in 0..1e6"));
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  absl::StatusOr<Key> key = KeyOf(transfer_id, role);
+  absl::StatusOr<Key> key = KeyOf(caller, transfer_id, role);
   if (!key.ok()) return key.status();
   Entry& entry = entries_.at(*key);
   if (entry.first_token_reported) {
@@ -450,6 +412,8 @@ void TransferManagerImpl::OnSettled(const std::shared_ptr<Transfer>& transfer) {
   entry.transfer = nullptr;
   ended_.push_back(key);
   --active_;
+  if (--active_of_owner_[entry.owner] == 0) active_of_owner_.erase(entry.owner);
+  if (--active_of_pool_[entry.pool_id] == 0) active_of_pool_.erase(entry.pool_id);
 }
 
 void TransferManagerImpl::OnDone() {

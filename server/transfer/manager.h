@@ -23,18 +23,18 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
 
   absl::Status StartSender(SenderSpec spec) override;
   absl::Status StartReceiver(ReceiverSpec spec) override;
-  std::optional<absl::Status> FindRepeat(const std::string& transfer_id, Role role,
+  std::optional<absl::Status> FindRepeat(const Caller& caller, const std::string& transfer_id, Role role,
                                          const std::string& fingerprint) override;
-  absl::Status Advance(const std::string& transfer_id, uint32_t layers, uint32_t tokens,
+  absl::Status Advance(const Caller& caller, const std::string& transfer_id, uint32_t layers, uint32_t tokens,
                        const std::vector<float>& scores) override;
-  absl::StatusOr<TransferReport> Get(const std::string& transfer_id, std::optional<Role> role) override;
-  absl::StatusOr<uint64_t> Watch(const std::string& transfer_id, std::optional<Role> role,
+  absl::StatusOr<TransferReport> Get(const Caller& caller, const std::string& transfer_id, std::optional<Role> role) override;
+  absl::StatusOr<uint64_t> Watch(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
                                  std::shared_ptr<TransferWatcher> watcher) override;
-  void Unwatch(const std::string& transfer_id, std::optional<Role> role, uint64_t watch_id) override;
-  void Cancel(const std::string& transfer_id, std::optional<Role> role,
+  void Unwatch(const std::string& transfer_id, Role role, uint64_t watch_id) override;
+  void Cancel(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
               std::function<void(absl::StatusOr<TransferReport>)> done) override;
-  absl::Status Release(const std::string& transfer_id, std::optional<Role> role) override;
-  absl::Status ReportFirstToken(const std::string& transfer_id, std::optional<Role> role, double seconds) override;
+  absl::Status Release(const Caller& caller, const std::string& transfer_id, std::optional<Role> role) override;
+  absl::Status ReportFirstToken(const Caller& caller, const std::string& transfer_id, std::optional<Role> role, double seconds) override;
   std::vector<TransferReport> List(uint32_t limit, bool active_only) override;
   std::vector<PeerStatus> ListPeers() override;
   Measured MeasuredOf(const std::string& peer) override;
@@ -59,7 +59,8 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   // A transfer of this daemon: running (transfer set), or remembered for late callers.
   struct Entry {
     std::shared_ptr<Transfer> transfer;
-    std::string token, fingerprint;
+    std::string token, fingerprint, pool_id;
+    Caller owner;
     bool dials = false;
     TransferReport report;
     int64_t ended_ns = 0;
@@ -70,12 +71,19 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
     uint32_t attempt = 0;
   };
 
-  absl::Status CheckNew(const Key& key, const std::string& fingerprint);  // REQUIRES mutex_
+  // Whose a new transfer is.
+  struct Belongs {
+    Caller owner;
+    std::string pool_id;
+  };
+  absl::Status CheckNew(const Key& key, const Belongs& belongs);  // REQUIRES mutex_
+  absl::Status CheckQuotas(const Belongs& belongs) const;          // REQUIRES mutex_
   // manager_peers.cc.
   void LearnSpeeds();
   absl::Status ChooseBudgetOf(SenderSpec* spec);
-  absl::Status Insert(const std::shared_ptr<Transfer>& transfer, bool dials);
-  absl::StatusOr<Key> KeyOf(const std::string& transfer_id, std::optional<Role> role) const;  // REQUIRES mutex_
+  absl::Status Insert(const std::shared_ptr<Transfer>& transfer, bool dials, const Belongs& belongs);
+  absl::StatusOr<Key> KeyOf(const Caller& caller, const std::string& transfer_id,
+                            std::optional<Role> role) const;  // REQUIRES mutex_
   void OnHello(std::shared_ptr<ControlSession> session, HelloFrame hello);
   void AnswerLate(const Entry& entry, Role role, ControlSession* session) const;
   void Forget();  // REQUIRES mutex_
@@ -94,6 +102,8 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   std::unordered_map<uint64_t, Session> sessions_;
   std::map<std::string, PeerStatus> peers_;
   uint32_t active_ = 0;
+  std::map<Caller, uint32_t> active_of_owner_;  // only above 0, as the next
+  std::unordered_map<std::string, uint32_t> active_of_pool_;
   uint32_t untold_ = 0;  // active, or ended with somebody still to be told
   uint64_t next_watch_ = 1;
   bool draining_ = false;

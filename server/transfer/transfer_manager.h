@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/codec/backend.h"
+#include "server/base/caller.h"
 #include "server/base/clock.h"
 #include "server/base/executor.h"
 #include "server/memory/slot_pool.h"
@@ -28,6 +29,8 @@ namespace spectrumkv {
 // Expect; the side that waits).
 struct SenderSpec {
   std::string transfer_id, transfer_token, peer;
+  Caller owner;         // whose transfer it will be
+  std::string pool_id;  // of the blocks, for its quota
   std::unique_ptr<BlockHold> source;
   Policy policy;
   std::optional<BudgetChoice> choice;  // set by the manager where the policy leaves the budget to it
@@ -38,6 +41,8 @@ struct SenderSpec {
 };
 struct ReceiverSpec {
   std::string transfer_id, transfer_token, peer;
+  Caller owner;
+  std::string pool_id;
   std::unique_ptr<BlockHold> target;
   int64_t deadline_ms = 0;
   bool accept_dropped = false, exact_conversion = false;
@@ -73,6 +78,8 @@ struct TransferOptions {
   uint32_t compute_threads = 2;  // of TransferParts::compute, for predictions
   StageSpeeds speeds;
   uint32_t max_active = 1024;
+  // Of those, of one owner and of one pool.
+  uint32_t max_active_per_user = UINT32_MAX, max_active_per_pool = UINT32_MAX;
   uint32_t max_waiting_peers = 1024;
   int64_t terminal_memory_ms = 300000;
   uint32_t terminal_memory_count = 10000;
@@ -103,34 +110,36 @@ class TransferManager : public PeerAcceptor {
   ~TransferManager() override = default;
 
   // Errors: INVALID_ARGUMENT INVALID_TRANSFER_ID, and those of Planner::Create; ALREADY_EXISTS TRANSFER_EXISTS (same id,
-  // other request, also a remembered one); RESOURCE_EXHAUSTED TRANSFERS_FULL + retry delay; UNAVAILABLE DRAINING.
+  // other request, also a remembered one); RESOURCE_EXHAUSTED TRANSFERS_FULL, TRANSFERS_QUOTA, POOL_TRANSFERS_QUOTA + retry delay;
+  // UNAVAILABLE DRAINING.
   virtual absl::Status StartSender(SenderSpec spec) = 0;
   virtual absl::Status StartReceiver(ReceiverSpec spec) = 0;
   // What to answer a call whose transfer_id is known in this role: OK to a repeat of the request that runs, else
-  // ALREADY_EXISTS TRANSFER_EXISTS. Nothing: the id is free. Ask before taking a BlockHold, whose blocks the known
+  // ALREADY_EXISTS TRANSFER_EXISTS, also where it is another caller's. Nothing: the id is free. Ask before taking a BlockHold, whose blocks the known
   // transfer may have.
-  virtual std::optional<absl::Status> FindRepeat(const std::string& transfer_id, Role role,
+  virtual std::optional<absl::Status> FindRepeat(const Caller& caller, const std::string& transfer_id, Role role,
                                                  const std::string& fingerprint) = 0;
 
+  // This one and those below: PERMISSION_DENIED NOT_OWNER where the transfer is another caller's.
   // NOT_FOUND UNKNOWN_TRANSFER; INVALID_ARGUMENT NOT_LAYERWISE, OUT_OF_RANGE, INVALID_SCORES; FAILED_PRECONDITION
   // TRANSFER_TERMINAL.
-  virtual absl::Status Advance(const std::string& transfer_id, uint32_t layers, uint32_t tokens,
+  virtual absl::Status Advance(const Caller& caller, const std::string& transfer_id, uint32_t layers, uint32_t tokens,
                                const std::vector<float>& scores) = 0;
 
-  // role empty: the only one of that id; INVALID_ARGUMENT AMBIGUOUS_ROLE where both are here. NOT_FOUND
+  // role empty: the only one of that id; INVALID_ARGUMENT AMBIGUOUS_ROLE where both are here and the caller's. NOT_FOUND
   // UNKNOWN_TRANSFER. The same for the calls below.
-  virtual absl::StatusOr<TransferReport> Get(const std::string& transfer_id, std::optional<Role> role) = 0;
+  virtual absl::StatusOr<TransferReport> Get(const Caller& caller, const std::string& transfer_id, std::optional<Role> role) = 0;
   // Layers ready so far are told at once; a terminal transfer gives its terminal event at once. The watcher is kept until
   // OnTerminal or Unwatch.
-  virtual absl::StatusOr<uint64_t> Watch(const std::string& transfer_id, std::optional<Role> role,
+  virtual absl::StatusOr<uint64_t> Watch(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
                                          std::shared_ptr<TransferWatcher> watcher) = 0;
-  virtual void Unwatch(const std::string& transfer_id, std::optional<Role> role, uint64_t watch_id) = 0;
+  virtual void Unwatch(const std::string& transfer_id, Role role, uint64_t watch_id) = 0;
   // `done` exactly once, when no byte can land or be read any more.
-  virtual void Cancel(const std::string& transfer_id, std::optional<Role> role,
+  virtual void Cancel(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
                       std::function<void(absl::StatusOr<TransferReport>)> done) = 0;
   // Cancels a Publish nobody fetched; forgets a terminal transfer. FAILED_PRECONDITION TRANSFER_ACTIVE otherwise.
-  virtual absl::Status Release(const std::string& transfer_id, std::optional<Role> role) = 0;
-  virtual absl::Status ReportFirstToken(const std::string& transfer_id, std::optional<Role> role, double seconds) = 0;
+  virtual absl::Status Release(const Caller& caller, const std::string& transfer_id, std::optional<Role> role) = 0;
+  virtual absl::Status ReportFirstToken(const Caller& caller, const std::string& transfer_id, std::optional<Role> role, double seconds) = 0;
 
   virtual std::vector<TransferReport> List(uint32_t limit, bool active_only) = 0;
   virtual std::vector<PeerStatus> ListPeers() = 0;

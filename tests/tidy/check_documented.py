@@ -8,7 +8,7 @@ METRIC = re.compile(r'"(spectrumkv_[a-z0-9_]+)"')
 KEY = re.compile(r'\{\s*"([a-z0-9_]+(?:\.[a-z0-9_]+)+)",\s*KeyKind::')
 DECLARATION = re.compile(r"^(\s*)(rpc|message|enum|service)\s+(\w+)")
 PURE = re.compile(r"(Request|Response)$")
-KEYS_FILE, METRICS_FOLDER = "server/config/keys.cc", "server/metrics/"
+KEYS_FILES, METRICS_FOLDER = "server/config/keys", "server/metrics/"
 
 
 def undocumented_declarations(text):
@@ -69,6 +69,6 @@ def run(tree):
     check_names(tree, result, "metric", metrics, "docs/metrics.md")
     if metrics:
         check_stale_metrics(tree, result, metrics)
-    keys = set(KEY.findall(tree.read(KEYS_FILE))) if tree.has(KEYS_FILE) else set()
+    keys = {key for name in tree.select((".cc",), (KEYS_FILES,)) for key in KEY.findall(tree.read(name))}
     check_names(tree, result, "configuration key", keys, "docs/configuration.md")
     return result

@@ -143,7 +143,7 @@ const int kTable[] = {
         stale = {**metrics, "docs/metrics.md": documented + " `spectrumkv_gone_total`"}
         self.assert_one(check_documented, stale, "no metric `spectrumkv_gone_total`")
 
-        keys = {"server/config/keys.cc": '{"peer.streams", KeyKind::kCount}'}
+        keys = {"server/config/keys_peer.cc": '{"peer.streams", KeyKind::kCount}'}
         self.assert_one(check_documented, {**keys, "docs/configuration.md": "`peer.stream`"}, "`peer.streams`")
         self.assertEqual(self.problems(check_documented, {**keys, "docs/configuration.md": "`peer.streams`"}), [])
 

@@ -83,7 +83,7 @@ TEST(ConfigLoadTest, PrecedenceIsDefaultsFileEnvironmentFlags) {
 TEST(ConfigLoadTest, EveryKeyCanBeSetInEveryWay) {
   for (const KeySpec& key : AllKeys()) {
     const bool is_list = IsList(key.kind);
-    std::string value = "1";
+    std::string value = key.path == "worker.max_connections" ? "2" : "1";
     if (!key.allowed.empty()) value = key.kind == KeyKind::kMode ? "0600" : key.allowed.back();
     if (key.kind == KeyKind::kBytes) value = key.path == "peer.max_message_bytes" ? "8MiB" : "3MiB";
     if (key.kind == KeyKind::kMilliseconds) value = key.path == "lease.min_ttl_ms" ? "2s" : "31s";
@@ -91,6 +91,7 @@ TEST(ConfigLoadTest, EveryKeyCanBeSetInEveryWay) {
     if (key.kind == KeyKind::kAddress || key.kind == KeyKind::kLoopback) value = "127.0.0.1:1";
     if (key.kind == KeyKind::kIdentities) value = "*.kv.example, spiffe://prod/ns/*/sa/kv";
     if (key.kind == KeyKind::kHosts) value = "10.1.0.0/16, fd00::/8, *.kv.example";
+    if (key.kind == KeyKind::kUids) value = "1000, 0, 4294967294";
     if (key.unit == "path" || key.kind == KeyKind::kShmPrefix) value = "/x";
     std::string in_yaml = value;
     if (key.kind == KeyKind::kIdentities) in_yaml = R"("*.kv.example", "spiffe://prod/ns/*/sa/kv")";

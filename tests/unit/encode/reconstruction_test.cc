@@ -60,7 +60,7 @@ class Reconstruction : public PoolTest {
     shape_.layers = {PlanLayer{0, 0, group.head_count, group.head_dim, group.dtype, group.layers[0].v.has_value()}};
   }
   void Put(PlaneId plane, uint64_t block, const std::string& data) {
-    ASSERT_TRUE(registry_->PutBlock(pool_, kEpoch, 0, 0, plane, block, data).ok());
+    ASSERT_TRUE(registry_->PutBlock(kMe, pool_, kEpoch, 0, 0, plane, block, data).ok());
   }
 
   EncodeSource source() const { return {hold_.get(), &shape_, &places_}; }
@@ -214,7 +214,7 @@ TEST_F(Reconstruction, ZerosThatStayHaveNone) {
 TEST_F(Reconstruction, ValuesThatAreNotFiniteAreLeftOut) {
   Fill("lpbthd", {});
   hold_.reset();
-  auto block = registry_->GetBlock(pool_, kEpoch, 0, 0, PlaneId::kK, 5);
+  auto block = registry_->GetBlock(kMe, pool_, kEpoch, 0, 0, PlaneId::kK, 5);
   ASSERT_TRUE(block.ok());
   (*block)[0] = 0;
   (*block)[1] = 0x7E;  // a NaN in token 0, which is RAW

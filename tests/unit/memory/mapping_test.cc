@@ -14,6 +14,7 @@ namespace spectrumkv {
 namespace {
 
 constexpr size_t kPage = 4096;
+const SegmentOwners kMine = {geteuid()};
 namespace fs = std::filesystem;
 
 void ExpectRefused(const absl::StatusOr<std::unique_ptr<Mapping>>& mapping, absl::StatusCode code,
@@ -25,8 +26,8 @@ void ExpectRefused(const absl::StatusOr<std::unique_ptr<Mapping>>& mapping, absl
 
 TEST(ShmSegment, MapsWhatTheOwnerSees) {
   ShmObject object(3 * kPage, 7);
-  auto a = OpenShmSegment(object.name(), "/skvtest-", 3 * kPage);
-  auto b = OpenShmSegment(object.name(), "/", kPage + 1);  // the beginning of a larger object is fine
+  auto a = OpenShmSegment(object.name(), "/skvtest-", 3 * kPage, kMine);
+  auto b = OpenShmSegment(object.name(), "/", kPage + 1, kMine);  // the beginning of a larger object is fine
   ASSERT_TRUE(a.ok()) << a.status();
   ASSERT_TRUE(b.ok()) << b.status();
   EXPECT_EQ((*a)->size(), 3 * kPage);
@@ -40,24 +41,24 @@ TEST(ShmSegment, MapsWhatTheOwnerSees) {
 
 TEST(ShmSegment, SizeEdges) {
   ShmObject object(2 * kPage);
-  EXPECT_TRUE(OpenShmSegment(object.name(), "/", 1).ok());
-  EXPECT_TRUE(OpenShmSegment(object.name(), "/", 2 * kPage - 1).ok());
-  EXPECT_TRUE(OpenShmSegment(object.name(), "/", 2 * kPage).ok());
-  ExpectRefused(OpenShmSegment(object.name(), "/", 2 * kPage + 1), absl::StatusCode::kInvalidArgument,
+  EXPECT_TRUE(OpenShmSegment(object.name(), "/", 1, kMine).ok());
+  EXPECT_TRUE(OpenShmSegment(object.name(), "/", 2 * kPage - 1, kMine).ok());
+  EXPECT_TRUE(OpenShmSegment(object.name(), "/", 2 * kPage, kMine).ok());
+  ExpectRefused(OpenShmSegment(object.name(), "/", 2 * kPage + 1, kMine), absl::StatusCode::kInvalidArgument,
                 "SEGMENT_TOO_SHORT");
-  ExpectRefused(OpenShmSegment(object.name(), "/", 0), absl::StatusCode::kInvalidArgument, "INVALID_SCHEMA");
-  ExpectRefused(OpenShmSegment(object.name(), "/", UINT64_MAX), absl::StatusCode::kInvalidArgument, "INVALID_SCHEMA");
+  ExpectRefused(OpenShmSegment(object.name(), "/", 0, kMine), absl::StatusCode::kInvalidArgument, "INVALID_SCHEMA");
+  ExpectRefused(OpenShmSegment(object.name(), "/", UINT64_MAX, kMine), absl::StatusCode::kInvalidArgument, "INVALID_SCHEMA");
 }
 
 TEST(ShmSegment, RefusesMissingAndForeignNames) {
-  ExpectRefused(OpenShmSegment(ShmObject::NewName(), "/", kPage), absl::StatusCode::kNotFound, "SEGMENT_NOT_FOUND");
+  ExpectRefused(OpenShmSegment(ShmObject::NewName(), "/", kPage, kMine), absl::StatusCode::kNotFound, "SEGMENT_NOT_FOUND");
   ShmObject object(kPage);
   for (const std::string& name : {std::string(), std::string("/"), std::string("/."), std::string("/.."),
                                   std::string("x"), std::string("/a/b"), std::string("/../etc/passwd"),
                                   std::string("/a\0b", 4), "/" + std::string(300, 'x')}) {
-    ExpectRefused(OpenShmSegment(name, "/", kPage), absl::StatusCode::kInvalidArgument, "SEGMENT_OUTSIDE_DIR");
+    ExpectRefused(OpenShmSegment(name, "/", kPage, kMine), absl::StatusCode::kInvalidArgument, "SEGMENT_OUTSIDE_DIR");
   }
-  ExpectRefused(OpenShmSegment(object.name(), "/other-", kPage), absl::StatusCode::kInvalidArgument,
+  ExpectRefused(OpenShmSegment(object.name(), "/other-", kPage, kMine), absl::StatusCode::kInvalidArgument,
                 "SEGMENT_OUTSIDE_DIR");
 }
 
@@ -65,11 +66,11 @@ TEST(ShmSegment, RefusesSymlinksAndHoles) {
   const std::string link = ShmObject::NewName();
   ShmObject object(kPage);
   ASSERT_EQ(symlink(("/dev/shm" + object.name()).c_str(), ("/dev/shm" + link).c_str()), 0);
-  ExpectRefused(OpenShmSegment(link, "/", kPage), absl::StatusCode::kInvalidArgument, "SEGMENT_OUTSIDE_DIR");
+  ExpectRefused(OpenShmSegment(link, "/", kPage, kMine), absl::StatusCode::kInvalidArgument, "SEGMENT_OUTSIDE_DIR");
   unlink(("/dev/shm" + link).c_str());
 
   object.Truncate(2 * kPage);  // the second page has never been written
-  ExpectRefused(OpenShmSegment(object.name(), "/", 2 * kPage), absl::StatusCode::kInvalidArgument, "SEGMENT_SPARSE");
+  ExpectRefused(OpenShmSegment(object.name(), "/", 2 * kPage, kMine), absl::StatusCode::kInvalidArgument, "SEGMENT_SPARSE");
 }
 
 TEST(FileSegment, MapsARegularFileBelowTheDirectory) {
@@ -77,13 +78,13 @@ TEST(FileSegment, MapsARegularFileBelowTheDirectory) {
   dir.WriteFile("kv", 2 * kPage);
   fs::create_directory(dir / "sub");
   dir.WriteFile("sub/kv", kPage);
-  EXPECT_TRUE(OpenFileSegment(dir.path(), "kv", 2 * kPage).ok());
-  EXPECT_TRUE(OpenFileSegment(dir.path(), "./sub//kv", kPage).ok());
-  ExpectRefused(OpenFileSegment(dir.path(), "kv", 2 * kPage + 1), absl::StatusCode::kInvalidArgument,
+  EXPECT_TRUE(OpenFileSegment(dir.path(), "kv", 2 * kPage, kMine).ok());
+  EXPECT_TRUE(OpenFileSegment(dir.path(), "./sub//kv", kPage, kMine).ok());
+  ExpectRefused(OpenFileSegment(dir.path(), "kv", 2 * kPage + 1, kMine), absl::StatusCode::kInvalidArgument,
                 "SEGMENT_TOO_SHORT");
-  ExpectRefused(OpenFileSegment(dir.path(), "none", kPage), absl::StatusCode::kNotFound, "SEGMENT_NOT_FOUND");
-  ExpectRefused(OpenFileSegment(dir.path(), "kv/x", kPage), absl::StatusCode::kNotFound, "SEGMENT_NOT_FOUND");
-  ExpectRefused(OpenFileSegment("", "kv", kPage), absl::StatusCode::kInvalidArgument, "SEGMENT_OUTSIDE_DIR");
+  ExpectRefused(OpenFileSegment(dir.path(), "none", kPage, kMine), absl::StatusCode::kNotFound, "SEGMENT_NOT_FOUND");
+  ExpectRefused(OpenFileSegment(dir.path(), "kv/x", kPage, kMine), absl::StatusCode::kNotFound, "SEGMENT_NOT_FOUND");
+  ExpectRefused(OpenFileSegment("", "kv", kPage, kMine), absl::StatusCode::kInvalidArgument, "SEGMENT_OUTSIDE_DIR");
 }
 
 TEST(FileSegment, RefusesWhatIsNoRegularFile) {
@@ -91,11 +92,11 @@ TEST(FileSegment, RefusesWhatIsNoRegularFile) {
   fs::create_directory(dir / "sub");
   ASSERT_EQ(mkfifo((dir / "fifo").c_str(), 0600), 0);
   for (const char* name : {"sub", "fifo"}) {
-    ExpectRefused(OpenFileSegment(dir.path(), name, kPage), absl::StatusCode::kInvalidArgument, "SEGMENT_NOT_REGULAR");
+    ExpectRefused(OpenFileSegment(dir.path(), name, kPage, kMine), absl::StatusCode::kInvalidArgument, "SEGMENT_NOT_REGULAR");
   }
   dir.WriteFile("sparse", kPage);
   fs::resize_file(dir / "sparse", 64 * kPage);
-  ExpectRefused(OpenFileSegment(dir.path(), "sparse", kPage), absl::StatusCode::kInvalidArgument, "SEGMENT_SPARSE");
+  ExpectRefused(OpenFileSegment(dir.path(), "sparse", kPage, kMine), absl::StatusCode::kInvalidArgument, "SEGMENT_SPARSE");
 }
 
 class Beneath : public ::testing::TestWithParam<BeneathMethod> {};
@@ -158,7 +159,7 @@ TEST(Mapping, AsksTheFileWhetherItIsStillWhole) {
   for (const auto& change : cases) {
     SCOPED_TRACE(change.what);
     ShmObject object(4 * kPage, 9);
-    auto mapping = OpenShmSegment(object.name(), "/", 4 * kPage);
+    auto mapping = OpenShmSegment(object.name(), "/", 4 * kPage, kMine);
     ASSERT_TRUE(mapping.ok());
     EXPECT_TRUE((*mapping)->StillWhole());
     for (const size_t length : change.lengths) object.Truncate(length);
@@ -179,19 +180,19 @@ TEST(Mapping, ClosesItsFile) {
   };
   ShmObject object(kPage);
   const auto before = open_files();
-  auto mapping = OpenShmSegment(object.name(), "/", kPage);
+  auto mapping = OpenShmSegment(object.name(), "/", kPage, kMine);
   ASSERT_TRUE(mapping.ok());
   EXPECT_EQ(open_files(), before + 1);
   mapping->reset();
-  EXPECT_FALSE(OpenShmSegment(object.name(), "/", 2 * kPage).ok());
+  EXPECT_FALSE(OpenShmSegment(object.name(), "/", 2 * kPage, kMine).ok());
   EXPECT_EQ(open_files(), before);
 }
 
 // The heart of it: the daemon lives, this mapping has failed, others have not.
 TEST(SigbusGuard, ATruncatedSegmentFailsAloneAndReadsAsZero) {
   ShmObject object(4 * kPage, 9), other(kPage, 5);
-  auto victim = OpenShmSegment(object.name(), "/", 4 * kPage);
-  auto neighbour = OpenShmSegment(other.name(), "/", kPage);
+  auto victim = OpenShmSegment(object.name(), "/", 4 * kPage, kMine);
+  auto neighbour = OpenShmSegment(other.name(), "/", kPage, kMine);
   ASSERT_TRUE(victim.ok() && neighbour.ok());
   object.Truncate(kPage);
   const volatile uint8_t* data = (*victim)->data();
@@ -207,14 +208,14 @@ TEST(SigbusGuard, ATruncatedSegmentFailsAloneAndReadsAsZero) {
   EXPECT_EQ((*neighbour)->data()[0], 5);
   // The entry is used again, fresh.
   victim->reset();
-  auto next = OpenShmSegment(object.name(), "/", kPage);
+  auto next = OpenShmSegment(object.name(), "/", kPage, kMine);
   ASSERT_TRUE(next.ok());
   EXPECT_FALSE((*next)->failed());
 }
 
 TEST(SigbusGuard, ManyThreadsMayFaultAtOnce) {
   ShmObject object(16 * kPage, 9);
-  auto victim = OpenShmSegment(object.name(), "/", 16 * kPage);
+  auto victim = OpenShmSegment(object.name(), "/", 16 * kPage, kMine);
   ASSERT_TRUE(victim.ok());
   object.Truncate(0);
   std::vector<std::thread> threads;
@@ -230,7 +231,7 @@ TEST(SigbusGuard, ManyThreadsMayFaultAtOnce) {
 
 void FaultOutsideEveryGuard() {
   ShmObject guarded(kPage), loose(2 * kPage);
-  auto mapping = OpenShmSegment(guarded.name(), "/", kPage);  // installs the handler
+  auto mapping = OpenShmSegment(guarded.name(), "/", kPage, kMine);  // installs the handler
   const int fd = shm_open(loose.name().c_str(), O_RDWR, 0);
   void* at = mmap(nullptr, 2 * kPage, PROT_READ, MAP_SHARED, fd, 0);
   loose.Truncate(0);
@@ -241,7 +242,7 @@ void FaultOutsideEveryGuard() {
 
 void RaiseSigbus() {
   ShmObject guarded(kPage);
-  auto mapping = OpenShmSegment(guarded.name(), "/", kPage);
+  auto mapping = OpenShmSegment(guarded.name(), "/", kPage, kMine);
   shm_unlink(guarded.name().c_str());
   raise(SIGBUS);
   exit(mapping.ok() ? 0 : 1);

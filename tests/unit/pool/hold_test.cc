@@ -19,7 +19,7 @@ class HoldTest : public PoolTest {
     object_ = std::make_unique<ShmObject>(schema.segments[0].size_bytes, fill);
     schema.segments[0].kind = SegmentSpec::Kind::kPosixShm;
     schema.segments[0].name = object_->name();
-    auto mapping = OpenShmSegment(object_->name(), "/", schema.segments[0].size_bytes);
+    auto mapping = OpenShmSegment(object_->name(), "/", schema.segments[0].size_bytes, {kMe.uid()});
     EXPECT_TRUE(mapping.ok());
     mapping_ = *std::move(mapping);
     return Register(schema);
@@ -245,8 +245,8 @@ TEST_F(HoldTest, PutAndGetAreDenseWhateverTheLayout) {
     const std::string pool = RegisterShm(schema);
     std::string data(4 * 2 * 16 * 2, '\0');
     for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<char>(i * 31 + 7);
-    ASSERT_TRUE(registry_->PutBlock(pool, kEpoch, 0, 1, PlaneId::kV, 5, data).ok());
-    auto got = registry_->GetBlock(pool, kEpoch, 0, 1, PlaneId::kV, 5);
+    ASSERT_TRUE(registry_->PutBlock(kMe, pool, kEpoch, 0, 1, PlaneId::kV, 5, data).ok());
+    auto got = registry_->GetBlock(kMe, pool, kEpoch, 0, 1, PlaneId::kV, 5);
     ASSERT_TRUE(got.ok());
     EXPECT_EQ(*got, data);
     size_t i = 0;
@@ -257,7 +257,7 @@ TEST_F(HoldTest, PutAndGetAreDenseWhateverTheLayout) {
         }
       }
     }
-    auto other = registry_->GetBlock(pool, kEpoch, 0, 1, PlaneId::kK, 5);
+    auto other = registry_->GetBlock(kMe, pool, kEpoch, 0, 1, PlaneId::kK, 5);
     EXPECT_EQ(*other, std::string(data.size(), 1));
     Restart(DefaultLimits());
   }
@@ -267,7 +267,7 @@ TEST_F(HoldTest, PutAndGetRefuse) {
   const std::string pool = Register(MakeSchema("lpbthd"));
   const std::string data(256, 'x');
   const auto put = [&](uint32_t group, uint32_t layer, uint64_t block, const std::string& bytes) {
-    return ReasonOf(registry_->PutBlock(pool, kEpoch, group, layer, PlaneId::kK, block, bytes));
+    return ReasonOf(registry_->PutBlock(kMe, pool, kEpoch, group, layer, PlaneId::kK, block, bytes));
   };
   EXPECT_EQ(put(0, 0, 0, data), "");
   EXPECT_EQ(put(0, 0, 7, data), "");
@@ -278,7 +278,7 @@ TEST_F(HoldTest, PutAndGetRefuse) {
   EXPECT_EQ(put(0, 0, 0, std::string(255, 'x')), "INVALID_BLOCKS");
   EXPECT_EQ(put(0, 0, 0, std::string(257, 'x')), "INVALID_BLOCKS");
   EXPECT_EQ(put(0, 0, 0, ""), "INVALID_BLOCKS");
-  const auto get = [&] { return ReasonOf(registry_->GetBlock(pool, kEpoch, 0, 0, PlaneId::kK, 0).status()); };
+  const auto get = [&] { return ReasonOf(registry_->GetBlock(kMe, pool, kEpoch, 0, 0, PlaneId::kK, 0).status()); };
   auto source = Source(pool, Blocks({{0, 1}}), 1);
   EXPECT_EQ(put(0, 0, 0, data), "BLOCKS_IN_USE");
   EXPECT_EQ(get(), "");

@@ -12,6 +12,7 @@
 #include "server/base/status.h"
 #include "server/pool/pool.h"
 #include "tests/unit/base/fake_clock.h"
+#include "tests/unit/base/me.h"
 #include "tests/unit/pool/segments.h"
 
 namespace spectrumkv {
@@ -82,34 +83,36 @@ class PoolTest : public ::testing::Test {
     registry_.reset();
     PoolEvents events;
     events.lease_expired = [this](const std::string& kind) { expired_.push_back(kind); };
+    events.quota_refused = [this](PoolQuota quota) { quotas_.push_back(quota); };
     registry_ = PoolRegistry::Create(limits, kEpoch, &clock_, events);
   }
   std::string Register(const PoolSchema& schema, int64_t ttl_ms = 0) {
-    auto handle = registry_->Register("", schema, ttl_ms);
+    auto handle = registry_->Register(kMe, "", schema, ttl_ms);
     EXPECT_TRUE(handle.ok()) << handle.status();
     return handle.ok() ? handle->pool_id : "";
   }
   std::unique_ptr<BlockHold> Source(const std::string& pool, const std::vector<GroupBlockList>& blocks, uint32_t n) {
-    auto hold = registry_->HoldSource(pool, kEpoch, blocks, n);
+    auto hold = registry_->HoldSource(kMe, pool, kEpoch, blocks, n);
     EXPECT_TRUE(hold.ok()) << hold.status();
     return hold.ok() ? *std::move(hold) : nullptr;
   }
   std::unique_ptr<BlockHold> Target(const std::string& pool, const std::vector<GroupBlockList>& blocks, uint32_t n) {
-    auto hold = registry_->ReserveTarget(pool, kEpoch, blocks, n);
+    auto hold = registry_->ReserveTarget(kMe, pool, kEpoch, blocks, n);
     EXPECT_TRUE(hold.ok()) << hold.status();
     return hold.ok() ? *std::move(hold) : nullptr;
   }
   std::string ReasonOfSource(const std::string& pool, const std::vector<GroupBlockList>& blocks, uint32_t n) {
-    auto hold = registry_->HoldSource(pool, kEpoch, blocks, n);
+    auto hold = registry_->HoldSource(kMe, pool, kEpoch, blocks, n);
     return hold.ok() ? "OK" : ReasonOf(hold.status());
   }
   std::string ReasonOfTarget(const std::string& pool, const std::vector<GroupBlockList>& blocks, uint32_t n) {
-    auto hold = registry_->ReserveTarget(pool, kEpoch, blocks, n);
+    auto hold = registry_->ReserveTarget(kMe, pool, kEpoch, blocks, n);
     return hold.ok() ? "OK" : ReasonOf(hold.status());
   }
 
   FakeClock clock_;
   std::vector<std::string> expired_;
+  std::vector<PoolQuota> quotas_;
   std::unique_ptr<PoolRegistry> registry_;
 };
 

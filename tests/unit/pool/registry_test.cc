@@ -16,19 +16,19 @@ constexpr uint64_t kPage = 4096;
 class RegistryTest : public PoolTest {
  protected:
   void ExpectRefused(const PoolSchema& schema, absl::StatusCode code, const std::string& reason) {
-    auto handle = registry_->Register("bad", schema, 0);
+    auto handle = registry_->Register(kMe, "bad", schema, 0);
     ASSERT_FALSE(handle.ok()) << reason;
     EXPECT_EQ(handle.status().code(), code) << handle.status();
     EXPECT_EQ(ReasonOf(handle.status()), reason) << handle.status();
     // Nothing is left of it, and the next one is served.
     EXPECT_TRUE(registry_->List().empty());
-    auto next = registry_->Register("next", MakeSchema("lpbthd"), 0);
+    auto next = registry_->Register(kMe, "next", MakeSchema("lpbthd"), 0);
     ASSERT_TRUE(next.ok()) << next.status();
     EXPECT_TRUE(Source(next->pool_id, Blocks({{0, 1}}), 1)->Health().ok());
     Unregister(next->pool_id);
   }
   void Unregister(const std::string& pool) {
-    registry_->Unregister(pool, kEpoch, 0, [](const absl::Status&) {});
+    registry_->Unregister(kMe, pool, kEpoch, 0, [](const absl::Status&) {});
     EXPECT_TRUE(registry_->List().empty());
   }
   static PoolSchema Over(SegmentSpec::Kind kind, const std::string& name) {
@@ -99,26 +99,26 @@ TEST_F(RegistryTest, TwoNamesOfOneObjectAreRefused) {
 
 TEST_F(RegistryTest, ARepeatedRequestAnswersTheSamePool) {
   const PoolSchema schema = MakeSchema("lpbthd");
-  const auto first = registry_->Register("r", schema, 5000);
-  const auto again = registry_->Register("r", schema, 9000);
+  const auto first = registry_->Register(kMe, "r", schema, 5000);
+  const auto again = registry_->Register(kMe, "r", schema, 9000);
   ASSERT_TRUE(first.ok() && again.ok());
   EXPECT_EQ(first->pool_id, again->pool_id);
   EXPECT_EQ(first->epoch, kEpoch);
   EXPECT_EQ(again->lease_ttl_ms, 5000);
-  const auto other = registry_->Register("r", MakeSchema("lbpthd"), 0);
+  const auto other = registry_->Register(kMe, "r", MakeSchema("lbpthd"), 0);
   EXPECT_EQ(other.status().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(ReasonOf(other.status()), "REQUEST_ID_REUSED");
   EXPECT_NE(Register(schema), Register(schema));  // no id, no repeat
   EXPECT_EQ(registry_->List().size(), 3u);
-  EXPECT_EQ(ReasonOf(registry_->Register(std::string(257, 'r'), schema, 0).status()), "INVALID_REQUEST_ID");
+  EXPECT_EQ(ReasonOf(registry_->Register(kMe, std::string(257, 'r'), schema, 0).status()), "INVALID_REQUEST_ID");
   registry_->StartDraining();
-  EXPECT_TRUE(registry_->Register("r", schema, 0).ok());  // a repeat is no new pool
+  EXPECT_TRUE(registry_->Register(kMe, "r", schema, 0).ok());  // a repeat is no new pool
 }
 
 TEST_F(RegistryTest, ARequestIdIsFreeAgainWithItsPool) {
-  const auto first = registry_->Register("r", MakeSchema("lpbthd"), 0);
+  const auto first = registry_->Register(kMe, "r", MakeSchema("lpbthd"), 0);
   Unregister(first->pool_id);
-  const auto next = registry_->Register("r", MakeSchema("lbpthd"), 0);
+  const auto next = registry_->Register(kMe, "r", MakeSchema("lbpthd"), 0);
   ASSERT_TRUE(next.ok());
   EXPECT_NE(next->pool_id, first->pool_id);
 }
@@ -129,12 +129,12 @@ TEST_F(RegistryTest, LimitsAtTheirEdges) {
   limits.max_owned_bytes = 3 * 8192 - 1;
   limits.max_chunk_bytes = 1;
   Restart(limits);
-  EXPECT_EQ(ReasonOf(registry_->Register("", MakeSchema("lpbthd"), 0).status()), "CHUNK_TOO_LARGE");
+  EXPECT_EQ(ReasonOf(registry_->Register(kMe, "", MakeSchema("lpbthd"), 0).status()), "CHUNK_TOO_LARGE");
   limits.max_chunk_bytes = 0;
   Restart(limits);
   const std::string first = Register(MakeSchema("lpbthd"));
   Register(MakeSchema("lpbthd"));
-  const auto full = registry_->Register("", MakeSchema("lpbthd"), 0).status();
+  const auto full = registry_->Register(kMe, "", MakeSchema("lpbthd"), 0).status();
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(ReasonOf(full), "POOLS_FULL");
   EXPECT_GT(RetryAfterMsOf(full), 0);
@@ -142,16 +142,16 @@ TEST_F(RegistryTest, LimitsAtTheirEdges) {
   Restart(limits);
   const std::string a = Register(MakeSchema("lpbthd"));
   Register(MakeSchema("lpbthd"));
-  const auto quota = registry_->Register("", MakeSchema("lpbthd"), 0).status();
+  const auto quota = registry_->Register(kMe, "", MakeSchema("lpbthd"), 0).status();
   EXPECT_EQ(quota.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(ReasonOf(quota), "OWNED_QUOTA");
-  registry_->Unregister(a, kEpoch, 0, [](const absl::Status&) {});
+  registry_->Unregister(kMe, a, kEpoch, 0, [](const absl::Status&) {});
   EXPECT_NE(Register(MakeSchema("lpbthd")), "");  // its bytes came back
 }
 
 TEST_F(RegistryTest, LeaseTtlIsBroughtIntoTheLimits) {
   const auto ttl = [this](int64_t asked_ms) {
-    auto handle = registry_->Register("", MakeSchema("lpbthd"), asked_ms);
+    auto handle = registry_->Register(kMe, "", MakeSchema("lpbthd"), asked_ms);
     const int64_t ttl_ms = handle->lease_ttl_ms;
     Unregister(handle->pool_id);
     return ttl_ms;
@@ -171,34 +171,124 @@ TEST_F(RegistryTest, UnknownPoolsAndStaleEpochs) {
   const std::string pool = Register(MakeSchema("lpbthd"));
   const auto reasons = [this](const std::string& id, uint64_t epoch) {
     std::set<std::string> all;
-    all.insert(ReasonOf(registry_->Renew(id, epoch).status()));
-    all.insert(ReasonOf(registry_->OpenHold(id, epoch, [](const std::string&) {}).status()));
-    all.insert(ReasonOf(registry_->HoldSource(id, epoch, Blocks({{0, 1}}), 1).status()));
-    all.insert(ReasonOf(registry_->ReserveTarget(id, epoch, Blocks({{0, 1}}), 1).status()));
-    all.insert(ReasonOf(registry_->PutBlock(id, epoch, 0, 0, PlaneId::kK, 0, "")));
-    all.insert(ReasonOf(registry_->GetBlock(id, epoch, 0, 0, PlaneId::kK, 0).status()));
-    all.insert(ReasonOf(registry_->SchemaOf(id, epoch).status()));
-    registry_->Unregister(id, epoch, 0, [&all](const absl::Status& status) { all.insert(ReasonOf(status)); });
+    all.insert(ReasonOf(registry_->Renew(kMe, id, epoch).status()));
+    all.insert(ReasonOf(registry_->OpenHold(kMe, id, epoch, [](const std::string&) {}).status()));
+    all.insert(ReasonOf(registry_->HoldSource(kMe, id, epoch, Blocks({{0, 1}}), 1).status()));
+    all.insert(ReasonOf(registry_->ReserveTarget(kMe, id, epoch, Blocks({{0, 1}}), 1).status()));
+    all.insert(ReasonOf(registry_->PutBlock(kMe, id, epoch, 0, 0, PlaneId::kK, 0, "")));
+    all.insert(ReasonOf(registry_->GetBlock(kMe, id, epoch, 0, 0, PlaneId::kK, 0).status()));
+    all.insert(ReasonOf(registry_->SchemaOf(kMe, id, epoch).status()));
+    registry_->Unregister(kMe, id, epoch, 0, [&all](const absl::Status& status) { all.insert(ReasonOf(status)); });
     return all;
   };
   EXPECT_EQ(reasons("nope", kEpoch), std::set<std::string>({"UNKNOWN_POOL"}));
   EXPECT_EQ(reasons(pool, kEpoch + 1), std::set<std::string>({"STALE_EPOCH"}));
   EXPECT_EQ(reasons("nope", 0), std::set<std::string>({"STALE_EPOCH"}));
-  EXPECT_TRUE(*registry_->SchemaOf(pool, kEpoch) == MakeSchema("lpbthd"));
+  EXPECT_TRUE(*registry_->SchemaOf(kMe, pool, kEpoch) == MakeSchema("lpbthd"));
+}
+
+TEST_F(RegistryTest, EveryCallRefusesAnotherCallersPool) {
+  const std::string pool = Register(MakeSchema("lpbthd"));
+  for (const Caller& other : {Caller(), Caller::Token(), Caller::Uid(kMe.uid() + 1)}) {
+    std::vector<absl::Status> all = {
+        registry_->Renew(other, pool, kEpoch).status(),
+        registry_->OpenHold(other, pool, kEpoch, [](const std::string&) {}).status(),
+        registry_->HoldSource(other, pool, kEpoch, Blocks({{0, 1}}), 1).status(),
+        registry_->ReserveTarget(other, pool, kEpoch, Blocks({{0, 1}}), 1).status(),
+        registry_->PutBlock(other, pool, kEpoch, 0, 0, PlaneId::kK, 0, ""),
+        registry_->GetBlock(other, pool, kEpoch, 0, 0, PlaneId::kK, 0).status(),
+        registry_->SchemaOf(other, pool, kEpoch).status()};
+    registry_->Unregister(other, pool, kEpoch, 0, [&all](const absl::Status& status) { all.push_back(status); });
+    ASSERT_EQ(all.size(), 8u);
+    for (const absl::Status& status : all) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied) << status;
+      EXPECT_EQ(ReasonOf(status), "NOT_OWNER") << status;
+      EXPECT_EQ(MetadataOf(status)["value"], other.Name()) << status;
+    }
+  }
+  EXPECT_TRUE(registry_->Renew(kMe, pool, kEpoch).ok());
+  EXPECT_EQ(registry_->List()[0].owner, kMe);
+}
+
+TEST_F(RegistryTest, NobodyRegistersAndRequestIdsAreOfTheirCaller) {
+  EXPECT_EQ(ReasonOf(registry_->Register(Caller(), "r", MakeSchema("lpbthd"), 0).status()), "UNKNOWN_CALLER");
+  const auto mine = registry_->Register(kMe, "r", MakeSchema("lpbthd"), 0);
+  const auto other = registry_->Register(Caller::Token(), "r", MakeSchema("lbpthd"), 0);
+  ASSERT_TRUE(mine.ok() && other.ok()) << other.status();
+  EXPECT_NE(mine->pool_id, other->pool_id);
+}
+
+TEST_F(RegistryTest, SegmentsAreTheCallersOrOfAllowedOwners) {
+  const ShmObject object(MakeSchema("lpbthd").segments[0].size_bytes);
+  const PoolSchema schema = Over(SegmentSpec::Kind::kPosixShm, object.name());
+  const Caller other = Caller::Uid(kMe.uid() + 1);
+  const auto refused = [&](const Caller& caller) {
+    const absl::Status status = registry_->Register(caller, "", schema, 0).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied) << status;
+    EXPECT_EQ(ReasonOf(status), "SEGMENT_NOT_OWNED");
+    EXPECT_EQ(MetadataOf(status)["field"], "segments[0]");
+    EXPECT_EQ(MetadataOf(status)["value"], std::to_string(kMe.uid()));
+  };
+  refused(other);
+  refused(Caller::Token());  // no owners are set for the token
+  EXPECT_TRUE(registry_->Register(kMe, "", schema, 0).ok());
+  PoolLimits limits = DefaultLimits();
+  limits.token_owners = {kMe.uid()};
+  Restart(limits);
+  refused(other);
+  EXPECT_TRUE(registry_->Register(Caller::Token(), "", schema, 0).ok());
+  limits.token_owners.clear();
+  limits.allowed_owners = {kMe.uid()};
+  Restart(limits);
+  EXPECT_TRUE(registry_->Register(other, "", schema, 0).ok());
+}
+
+TEST_F(RegistryTest, QuotasAreOfOneCaller) {
+  const uint64_t bytes = MakeSchema("lpbthd").segments[0].size_bytes;
+  const auto quota_of = [&](PoolQuota quota, const std::string& reason, bool waiting_helps) {
+    quotas_.clear();
+    const absl::Status status = registry_->Register(kMe, "", MakeSchema("lpbthd"), 0).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_EQ(ReasonOf(status), reason);
+    EXPECT_EQ(RetryAfterMsOf(status) > 0, waiting_helps);
+    EXPECT_EQ(quotas_, std::vector<PoolQuota>{quota});
+  };
+  PoolLimits limits = DefaultLimits();
+  limits.max_pools_per_user = 1;
+  limits.max_holds_per_user = 1;
+  Restart(limits);
+  const std::string pool = Register(MakeSchema("lpbthd"));
+  quota_of(PoolQuota::kPools, "POOLS_QUOTA", true);
+  EXPECT_TRUE(registry_->Register(Caller::Token(), "", MakeSchema("lpbthd"), 0).ok()) << "another's are not counted";
+  const auto on_event = [](const std::string&) {};
+  ASSERT_TRUE(registry_->OpenHold(kMe, pool, kEpoch, on_event).ok());
+  EXPECT_EQ(ReasonOf(registry_->OpenHold(kMe, pool, kEpoch, on_event).status()), "HOLDS_QUOTA");
+  EXPECT_EQ(quotas_.back(), PoolQuota::kHolds);
+
+  limits = DefaultLimits();
+  limits.max_bytes_per_user = bytes;
+  Restart(limits);
+  const std::string whole = Register(MakeSchema("lpbthd"));
+  quota_of(PoolQuota::kBytes, "BYTES_QUOTA", true);
+  registry_->Unregister(kMe, whole, kEpoch, 0, [](const absl::Status&) {});
+  EXPECT_NE(Register(MakeSchema("lpbthd")), "") << "its bytes came back";
+  limits.max_bytes_per_user = bytes - 1;
+  Restart(limits);
+  quota_of(PoolQuota::kBytes, "BYTES_QUOTA", false);
 }
 
 TEST_F(RegistryTest, ALeaseExpiresWithoutAnyWorkAndNotBefore) {
   const std::string pool = Register(MakeSchema("lpbthd"), 3000);
   clock_.AdvanceMs(2999);
   EXPECT_EQ(registry_->List()[0].lease_remaining_ms, 1);
-  EXPECT_EQ(*registry_->Renew(pool, kEpoch), 3000);
+  EXPECT_EQ(*registry_->Renew(kMe, pool, kEpoch), 3000);
   clock_.AdvanceMs(2999);
   ASSERT_EQ(registry_->List().size(), 1u);
   EXPECT_TRUE(expired_.empty());
   clock_.AdvanceMs(1);
   EXPECT_TRUE(registry_->List().empty());
   EXPECT_EQ(expired_, std::vector<std::string>({"pool"}));
-  EXPECT_EQ(ReasonOf(registry_->Renew(pool, kEpoch).status()), "UNKNOWN_POOL");
+  EXPECT_EQ(ReasonOf(registry_->Renew(kMe, pool, kEpoch).status()), "UNKNOWN_POOL");
   EXPECT_EQ(clock_.pending(), 0u);
 }
 
@@ -243,8 +333,8 @@ TEST_F(RegistryTest, TheLastBrokenStreamLosesThePool) {
   const std::string pool = Register(MakeSchema("lpbthd"));
   std::vector<std::string> events;
   const auto on_event = [&events](const std::string& event) { events.push_back(event); };
-  const uint64_t a = *registry_->OpenHold(pool, kEpoch, on_event);
-  const uint64_t b = *registry_->OpenHold(pool, kEpoch, on_event);
+  const uint64_t a = *registry_->OpenHold(kMe, pool, kEpoch, on_event);
+  const uint64_t b = *registry_->OpenHold(kMe, pool, kEpoch, on_event);
   auto hold = Source(pool, Blocks({{0, 1}}), 4);
   std::string cause;
   hold->OnLost([&cause](const absl::Status& why) { cause = MetadataOf(why)["cause"]; });
@@ -263,11 +353,11 @@ TEST_F(RegistryTest, StreamsHearOfTheEnd) {
   std::vector<std::string> events;
   const auto on_event = [&events](const std::string& event) { events.push_back(event); };
   const std::string silent = Register(MakeSchema("lpbthd"), 1000);
-  ASSERT_TRUE(registry_->OpenHold(silent, kEpoch, on_event).ok());
+  ASSERT_TRUE(registry_->OpenHold(kMe, silent, kEpoch, on_event).ok());
   clock_.AdvanceMs(1000);
   const std::string pool = Register(MakeSchema("lpbthd"));
-  for (int i = 0; i < 64; ++i) ASSERT_TRUE(registry_->OpenHold(pool, kEpoch, on_event).ok());
-  EXPECT_EQ(ReasonOf(registry_->OpenHold(pool, kEpoch, on_event).status()), "HOLDS_FULL");
+  for (int i = 0; i < 64; ++i) ASSERT_TRUE(registry_->OpenHold(kMe, pool, kEpoch, on_event).ok());
+  EXPECT_EQ(ReasonOf(registry_->OpenHold(kMe, pool, kEpoch, on_event).status()), "HOLDS_FULL");
   Unregister(pool);
   std::vector<std::string> expected(64, "UNREGISTERED");
   expected.insert(expected.begin(), "LEASE_EXPIRED");
@@ -277,19 +367,19 @@ TEST_F(RegistryTest, StreamsHearOfTheEnd) {
 TEST_F(RegistryTest, DrainingRefusesNewPoolsAndServesTheOld) {
   const std::string pool = Register(MakeSchema("lpbthd"));
   std::vector<std::string> events;
-  ASSERT_TRUE(registry_->OpenHold(pool, kEpoch, [&](const std::string& event) { events.push_back(event); }).ok());
+  ASSERT_TRUE(registry_->OpenHold(kMe, pool, kEpoch, [&](const std::string& event) { events.push_back(event); }).ok());
   registry_->StartDraining();
   registry_->StartDraining();
   EXPECT_EQ(events, std::vector<std::string>({"DRAINING"}));
   std::vector<std::string> late;  // a worker that connects again
-  ASSERT_TRUE(registry_->OpenHold(pool, kEpoch, [&](const std::string& event) { late.push_back(event); }).ok());
+  ASSERT_TRUE(registry_->OpenHold(kMe, pool, kEpoch, [&](const std::string& event) { late.push_back(event); }).ok());
   EXPECT_EQ(late, std::vector<std::string>({"DRAINING"}));
   EXPECT_EQ(events.size(), 1u);
-  const auto refused = registry_->Register("x", MakeSchema("lpbthd"), 0).status();
+  const auto refused = registry_->Register(kMe, "x", MakeSchema("lpbthd"), 0).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(ReasonOf(refused), "DRAINING");
   EXPECT_NE(Source(pool, Blocks({{0, 1}}), 1), nullptr);
-  EXPECT_TRUE(registry_->GetBlock(pool, kEpoch, 0, 0, PlaneId::kK, 0).ok());
+  EXPECT_TRUE(registry_->GetBlock(kMe, pool, kEpoch, 0, 0, PlaneId::kK, 0).ok());
 }
 
 TEST_F(RegistryTest, UnregisterWaitsForHolds) {
@@ -298,8 +388,8 @@ TEST_F(RegistryTest, UnregisterWaitsForHolds) {
   auto b = Target(pool, Blocks({{1, 1}}), 1);
   std::vector<absl::Status> done;
   const auto on_done = [&done](const absl::Status& status) { done.push_back(status); };
-  registry_->Unregister(pool, kEpoch, 5000, on_done);
-  registry_->Unregister(pool, kEpoch, 9000, on_done);
+  registry_->Unregister(kMe, pool, kEpoch, 5000, on_done);
+  registry_->Unregister(kMe, pool, kEpoch, 9000, on_done);
   EXPECT_EQ(registry_->List()[0].state, "draining");
   EXPECT_EQ(ReasonOfSource(pool, Blocks({{3, 1}}), 1), "POOL_CLOSING");
   a.reset();
@@ -322,7 +412,7 @@ TEST_F(RegistryTest, MemoryOnLoanToTheNetworkOutlivesThePoolAndHoldsUpNothing) {
   hold.reset();
   EXPECT_NE(Target(pool, Blocks({{0, 1}}), 4), nullptr) << "the block is free";
   bool done = false;
-  registry_->Unregister(pool, kEpoch, 5000, [&done](const absl::Status& status) { done = status.ok(); });
+  registry_->Unregister(kMe, pool, kEpoch, 5000, [&done](const absl::Status& status) { done = status.ok(); });
   EXPECT_TRUE(done);
   EXPECT_TRUE(registry_->List().empty());
   EXPECT_EQ(row[0], 42);  // under ASan, and by SIGSEGV, no longer mapped memory would tell
@@ -332,7 +422,7 @@ TEST_F(RegistryTest, UnregisterGivesUpAndThePoolStays) {
   const std::string pool = Register(MakeSchema("lpbthd"));
   auto hold = Source(pool, Blocks({{0, 1}}), 1);
   std::vector<absl::Status> done;
-  registry_->Unregister(pool, kEpoch, 100, [&done](const absl::Status& status) { done.push_back(status); });
+  registry_->Unregister(kMe, pool, kEpoch, 100, [&done](const absl::Status& status) { done.push_back(status); });
   clock_.AdvanceMs(99);
   EXPECT_TRUE(done.empty());
   clock_.AdvanceMs(1);
@@ -348,7 +438,7 @@ TEST_F(RegistryTest, ALeaseThatEndsWhileUnregisteringEndsBoth) {
   const std::string pool = Register(MakeSchema("lpbthd"), 1000);
   auto hold = Source(pool, Blocks({{0, 1}}), 1);
   std::vector<absl::Status> done;
-  registry_->Unregister(pool, kEpoch, 5000, [&done](const absl::Status& status) { done.push_back(status); });
+  registry_->Unregister(kMe, pool, kEpoch, 5000, [&done](const absl::Status& status) { done.push_back(status); });
   hold->OnLost([&hold](const absl::Status&) { hold.reset(); });
   clock_.AdvanceMs(1000);
   ASSERT_EQ(done.size(), 1u);
@@ -361,7 +451,7 @@ TEST_F(RegistryTest, ATruncatedSegmentFailsItsPoolAlone) {
   const std::string pool = Register(Over(SegmentSpec::Kind::kPosixShm, object.name()), 1000);
   const std::string other = Register(MakeSchema("lpbthd"), 600000);
   std::vector<std::string> told;
-  ASSERT_TRUE(registry_->OpenHold(pool, kEpoch, [&](const std::string& event) { told.push_back(event); }).ok());
+  ASSERT_TRUE(registry_->OpenHold(kMe, pool, kEpoch, [&](const std::string& event) { told.push_back(event); }).ok());
   auto hold = Source(pool, Blocks({{7, 1}}), 4);
   hold->OnLost([&told](const absl::Status& why) { told.push_back("lost " + ReasonOf(why)); });
   object.Truncate(0);
@@ -386,10 +476,10 @@ TEST_F(RegistryTest, ASegmentThatWasCutWhileIdleIsRefusedAtItsNextUse) {
       {"source", [&](const std::string& pool) { return ReasonOfSource(pool, Blocks({{0, 1}}), 1); }},
       {"target", [&](const std::string& pool) { return ReasonOfTarget(pool, Blocks({{0, 1}}), 1); }},
       {"get", [&](const std::string& pool) {
-         return ReasonOf(registry_->GetBlock(pool, kEpoch, 0, 0, PlaneId::kK, 0).status());
+         return ReasonOf(registry_->GetBlock(kMe, pool, kEpoch, 0, 0, PlaneId::kK, 0).status());
        }},
       {"put", [&](const std::string& pool) {
-         return ReasonOf(registry_->PutBlock(pool, kEpoch, 0, 0, PlaneId::kK, 0, std::string(256, 'x')));
+         return ReasonOf(registry_->PutBlock(kMe, pool, kEpoch, 0, 0, PlaneId::kK, 0, std::string(256, 'x')));
        }}};
   for (const auto& [name, use] : uses) {
     for (const std::vector<size_t>& lengths : {std::vector<size_t>{kPage}, std::vector<size_t>{0, 2 * kPage}}) {
@@ -397,7 +487,7 @@ TEST_F(RegistryTest, ASegmentThatWasCutWhileIdleIsRefusedAtItsNextUse) {
       ShmObject object(2 * kPage);
       const std::string pool = Register(Over(SegmentSpec::Kind::kPosixShm, object.name()));
       std::vector<std::string> told;
-      ASSERT_TRUE(registry_->OpenHold(pool, kEpoch, [&](const std::string& event) { told.push_back(event); }).ok());
+      ASSERT_TRUE(registry_->OpenHold(kMe, pool, kEpoch, [&](const std::string& event) { told.push_back(event); }).ok());
       for (const size_t length : lengths) object.Truncate(length);
       EXPECT_EQ(use(pool), "SEGMENT_FAILED");
       clock_.AdvanceMs(0);
@@ -411,11 +501,11 @@ TEST_F(RegistryTest, ASegmentThatWasCutIsNoticedByAnIdlePoolWhoseLeaseIsRenewed)
   ShmObject object(2 * kPage);
   const std::string pool = Register(Over(SegmentSpec::Kind::kPosixShm, object.name()), 1000);
   std::vector<std::string> told;
-  ASSERT_TRUE(registry_->OpenHold(pool, kEpoch, [&](const std::string& event) { told.push_back(event); }).ok());
+  ASSERT_TRUE(registry_->OpenHold(kMe, pool, kEpoch, [&](const std::string& event) { told.push_back(event); }).ok());
   object.Truncate(0);
   object.Truncate(2 * kPage);
   for (int i = 0; i < 3 && told.empty(); ++i) {
-    EXPECT_TRUE(registry_->Renew(pool, kEpoch).ok());
+    EXPECT_TRUE(registry_->Renew(kMe, pool, kEpoch).ok());
     clock_.AdvanceMs(500);
   }
   EXPECT_EQ(told, std::vector<std::string>({"SEGMENT_FAILED"}));
@@ -425,7 +515,7 @@ TEST_F(RegistryTest, GetBlockOfATruncatedSegmentIsAnError) {
   ShmObject object(2 * kPage);
   const std::string pool = Register(Over(SegmentSpec::Kind::kPosixShm, object.name()));
   object.Truncate(0);
-  EXPECT_EQ(ReasonOf(registry_->GetBlock(pool, kEpoch, 0, 0, PlaneId::kK, 0).status()), "SEGMENT_FAILED");
+  EXPECT_EQ(ReasonOf(registry_->GetBlock(kMe, pool, kEpoch, 0, 0, PlaneId::kK, 0).status()), "SEGMENT_FAILED");
   EXPECT_EQ(ReasonOfSource(pool, Blocks({{0, 1}}), 1), "SEGMENT_FAILED");
   clock_.AdvanceMs(0);
   EXPECT_EQ(ReasonOfSource(pool, Blocks({{0, 1}}), 1), "UNKNOWN_POOL");
@@ -469,22 +559,22 @@ TEST(RegistryThreads, NothingIsLeftAfterARush) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < 40; ++i) {
         const std::string request = "r" + std::to_string(i % 4);
-        auto handle = registry->Register(request, MakeSchema("lpbthd"), 1000);
+        auto handle = registry->Register(kMe, request, MakeSchema("lpbthd"), 1000);
         if (!handle.ok()) continue;
         const uint64_t first = static_cast<uint64_t>(t * 2);
-        auto hold = t == 0 ? registry->ReserveTarget(handle->pool_id, 1, Blocks({{first, 2}}), 8)
-                           : registry->HoldSource(handle->pool_id, 1, Blocks({{first, 2}}), 8);
+        auto hold = t == 0 ? registry->ReserveTarget(kMe, handle->pool_id, 1, Blocks({{first, 2}}), 8)
+                           : registry->HoldSource(kMe, handle->pool_id, 1, Blocks({{first, 2}}), 8);
         if (hold.ok()) {
           ++held;
           (*hold)->OnLost([](const absl::Status&) {});
           if (t == 0) (*hold)->ZeroTail(7);
           (void)(*hold)->Health();
         }
-        auto stream = registry->OpenHold(handle->pool_id, 1, [](const std::string&) {});
-        (void)registry->Renew(handle->pool_id, 1);
-        (void)registry->GetBlock(handle->pool_id, 1, 0, 0, PlaneId::kK, 7);
+        auto stream = registry->OpenHold(kMe, handle->pool_id, 1, [](const std::string&) {});
+        (void)registry->Renew(kMe, handle->pool_id, 1);
+        (void)registry->GetBlock(kMe, handle->pool_id, 1, 0, 0, PlaneId::kK, 7);
         (void)registry->List();
-        if (i % 3 == 0) registry->Unregister(handle->pool_id, 1, 1, [&done](const absl::Status&) { ++done; });
+        if (i % 3 == 0) registry->Unregister(kMe, handle->pool_id, 1, 1, [&done](const absl::Status&) { ++done; });
         if (stream.ok() && i % 2 == 0) registry->CloseHold(handle->pool_id, *stream);
       }
     });

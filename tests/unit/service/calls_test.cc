@@ -25,6 +25,7 @@ class Calls : public testing::Test {
     context_.pools = pools_.get();
     context_.transfers = &transfers_;
     context_.metrics = &metrics_;
+    context_.caller_of = [this](const std::string&) { return stranger_ ? Caller::Token() : kMe; };
     context_.backend = ScalarBackend();
     context_.calls = &executor_;
     context_.compute = &executor_;
@@ -59,6 +60,7 @@ class Calls : public testing::Test {
   std::unique_ptr<PoolRegistry> pools_ = PoolRegistry::Create(PoolLimits(), 5, clock_.get(), PoolEvents());
   FakeTransfers transfers_;
   Metrics metrics_;
+  std::atomic<bool> stranger_{false};  // who calls is not kMe
   ServiceContext context_;
   std::unique_ptr<grpc::Service> service_ = NewWorkerService(&context_);
   std::unique_ptr<grpc::Server> server_;
@@ -179,6 +181,20 @@ TEST_F(Calls, PutBlocksWithoutAMessageIsRefused) {
   const auto writer = stub_->PutBlocks(&context, &response);
   writer->WritesDone();
   EXPECT_EQ(writer->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(Calls, TheCallerIsHandedDown) {
+  v1::GetTransferRequest request;
+  request.mutable_transfer()->set_transfer_id("known");
+  const auto get = [&] {
+    grpc::ClientContext context;
+    v1::GetTransferResponse response;
+    return stub_->GetTransfer(&context, request, &response);
+  };
+  EXPECT_TRUE(get().ok());
+  stranger_ = true;
+  EXPECT_EQ(ReasonOf(FromGrpcStatus(get())), "NOT_OWNER");
+  EXPECT_EQ(Errors("permission_denied"), 1);
 }
 
 }  // namespace

@@ -10,10 +10,11 @@
 
 #include "server/base/status.h"
 #include "server/transfer/transfer_manager.h"
+#include "tests/unit/base/me.h"
 
 namespace spectrumkv {
 
-// Knows one transfer, "known", a receiver. Thread-safe.
+// Knows one transfer, "known", a receiver of kMe. Thread-safe.
 class FakeTransfers final : public TransferManager {
  public:
   absl::Status StartSender(SenderSpec spec) override {
@@ -26,34 +27,34 @@ class FakeTransfers final : public TransferManager {
     receivers.push_back(std::move(spec));
     return absl::OkStatus();
   }
-  std::optional<absl::Status> FindRepeat(const std::string&, Role, const std::string&) override { return std::nullopt; }
-  absl::Status Advance(const std::string& id, uint32_t, uint32_t, const std::vector<float>&) override {
-    return Known(id);
+  std::optional<absl::Status> FindRepeat(const Caller&, const std::string&, Role, const std::string&) override { return std::nullopt; }
+  absl::Status Advance(const Caller& caller, const std::string& id, uint32_t, uint32_t, const std::vector<float>&) override {
+    return Known(caller, id);
   }
-  absl::StatusOr<TransferReport> Get(const std::string& id, std::optional<Role>) override {
-    if (absl::Status known = Known(id); !known.ok()) return known;
+  absl::StatusOr<TransferReport> Get(const Caller& caller, const std::string& id, std::optional<Role>) override {
+    if (absl::Status known = Known(caller, id); !known.ok()) return known;
     return Report(TransferState::kStreaming);
   }
-  absl::StatusOr<uint64_t> Watch(const std::string& id, std::optional<Role>,
+  absl::StatusOr<uint64_t> Watch(const Caller& caller, const std::string& id, std::optional<Role>,
                                  std::shared_ptr<TransferWatcher> new_watcher) override {
-    if (absl::Status known = Known(id); !known.ok()) return known;
+    if (absl::Status known = Known(caller, id); !known.ok()) return known;
     std::lock_guard<std::mutex> lock(mutex_);
     watcher_ = std::move(new_watcher);
     return 7;
   }
-  void Unwatch(const std::string&, std::optional<Role> role, uint64_t watch_id) override {
+  void Unwatch(const std::string&, Role role, uint64_t watch_id) override {
     std::lock_guard<std::mutex> lock(mutex_);
     if (role == Role::kReceiver && watch_id == 7) ++unwatched_;
     watcher_.reset();
   }
-  void Cancel(const std::string& id, std::optional<Role>,
+  void Cancel(const Caller& caller, const std::string& id, std::optional<Role>,
               std::function<void(absl::StatusOr<TransferReport>)> done) override {
-    if (absl::Status known = Known(id); !known.ok()) return done(known);
+    if (absl::Status known = Known(caller, id); !known.ok()) return done(known);
     std::lock_guard<std::mutex> lock(mutex_);
     cancels_.push_back(std::move(done));
   }
-  absl::Status Release(const std::string& id, std::optional<Role>) override { return Known(id); }
-  absl::Status ReportFirstToken(const std::string& id, std::optional<Role>, double) override { return Known(id); }
+  absl::Status Release(const Caller& caller, const std::string& id, std::optional<Role>) override { return Known(caller, id); }
+  absl::Status ReportFirstToken(const Caller& caller, const std::string& id, std::optional<Role>, double) override { return Known(caller, id); }
   std::vector<TransferReport> List(uint32_t, bool) override { return {}; }
   std::vector<PeerStatus> ListPeers() override { return {}; }
   Measured MeasuredOf(const std::string&) override { return {}; }
@@ -121,8 +122,8 @@ class FakeTransfers final : public TransferManager {
   std::vector<ReceiverSpec> receivers;
 
  private:
-  static absl::Status Known(const std::string& id) {
-    if (id == "known") return absl::OkStatus();
+  static absl::Status Known(const Caller& caller, const std::string& id) {
+    if (id == "known") return CheckOwner(kMe, caller, "transfer_id");
     return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_TRANSFER", "there is no transfer " + id);
   }
 

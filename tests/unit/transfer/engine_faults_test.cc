@@ -13,13 +13,13 @@ TEST_F(EngineTest, CancelReturnsOnlyWhenNoByteCanLand) {
   ASSERT_TRUE(b_->backend().WaitForADecode());
   std::atomic<bool> cancelled{false};
   absl::StatusOr<TransferReport> answer = absl::UnknownError("");
-  b_->manager().Cancel("t", Role::kReceiver, [&](absl::StatusOr<TransferReport> report) {
+  b_->manager().Cancel(kMe, "t", Role::kReceiver, [&](absl::StatusOr<TransferReport> report) {
     answer = std::move(report);
     cancelled = true;
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   EXPECT_FALSE(cancelled.load()) << "a decode is still writing";
-  EXPECT_EQ(ReasonOf(b_->pools().ReserveTarget(target_pool_, kEpochB, {{0, {{10, 1}}}}, 8).status()), "BLOCKS_IN_USE");
+  EXPECT_EQ(ReasonOf(b_->pools().ReserveTarget(kMe, target_pool_, kEpochB, {{0, {{10, 1}}}}, 8).status()), "BLOCKS_IN_USE");
   b_->backend().SetOpen(true);
   for (int i = 0; i < 200 && !cancelled.load(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   ASSERT_TRUE(cancelled.load());
@@ -37,9 +37,9 @@ TEST_F(EngineTest, SenderCancelReachesTheReceiver) {
   ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
   ASSERT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
   auto watcher = b_->Watch("t", Role::kReceiver);
-  ASSERT_TRUE(a_->manager().Advance("t", 1, 80, {}).ok());
+  ASSERT_TRUE(a_->manager().Advance(kMe, "t", 1, 80, {}).ok());
   ASSERT_TRUE(watcher->WaitLayers(1));
-  a_->manager().Cancel("t", Role::kSender, [](absl::StatusOr<TransferReport>) {});
+  a_->manager().Cancel(kMe, "t", Role::kSender, [](absl::StatusOr<TransferReport>) {});
   const TransferReport report = watcher->WaitTerminal();
   EXPECT_EQ(report.state, TransferState::kCancelled);
   EXPECT_EQ(ReasonOf(report.error), "CANCELLED");
@@ -52,7 +52,7 @@ TEST_F(EngineTest, ACancelAfterTheCommitAnswersCommitted) {
   ASSERT_TRUE(a_->manager().StartSender(Send("t", Source(), Raw())).ok());
   a_->Watch("t", Role::kSender)->WaitTerminal();
   absl::StatusOr<TransferReport> answer = absl::UnknownError("");
-  a_->manager().Cancel("t", std::nullopt, [&](absl::StatusOr<TransferReport> report) { answer = std::move(report); });
+  a_->manager().Cancel(kMe, "t", std::nullopt, [&](absl::StatusOr<TransferReport> report) { answer = std::move(report); });
   ASSERT_TRUE(answer.ok());
   EXPECT_EQ(answer->state, TransferState::kCommitted);
 }
@@ -70,7 +70,7 @@ TEST_F(EngineTest, AWrongTokenFetchesNothing) {
   EXPECT_EQ(report.state, TransferState::kFailed);
   EXPECT_EQ(report.error.code(), absl::StatusCode::kPermissionDenied);
   EXPECT_EQ(ReasonOf(report.error), "TOKEN_MISMATCH");
-  absl::StatusOr<TransferReport> waiting = b_->manager().Get("t", std::nullopt);
+  absl::StatusOr<TransferReport> waiting = b_->manager().Get(kMe, "t", std::nullopt);
   ASSERT_TRUE(waiting.ok());
   EXPECT_EQ(waiting->state, TransferState::kWaiting) << "the true sender may still come";
 }
@@ -123,7 +123,7 @@ TEST_F(EngineTest, ALostPoolEndsItsTransfersOnBothSides) {
   SenderSpec spec = Send("t", Source(), Raw());
   spec.layerwise = true;
   ASSERT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
-  absl::StatusOr<uint64_t> hold = a_->pools().OpenHold(source_pool_, kEpochA, [](const std::string&) {});
+  absl::StatusOr<uint64_t> hold = a_->pools().OpenHold(kMe, source_pool_, kEpochA, [](const std::string&) {});
   ASSERT_TRUE(hold.ok());
   a_->pools().CloseHold(source_pool_, *hold);
   const TransferReport report = a_->Watch("t", Role::kSender)->WaitTerminal();
@@ -246,11 +246,11 @@ TEST_F(EngineTest, AnEndWaitsForWordsOnLoan) {
     SenderSpec spec = Send(id, Source(), Raw());
     spec.layerwise = true;  // so that a cancel does not ask the receiver, who might have everything
     ASSERT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
-    ASSERT_TRUE(a_->manager().Advance(id, 1, 80, {}).ok());
+    ASSERT_TRUE(a_->manager().Advance(kMe, id, 1, 80, {}).ok());
     for (int i = 0; i < 2000 && !network->stuck; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     EXPECT_TRUE(network->stuck);
     const auto answered = std::make_shared<std::atomic<bool>>(false);
-    a_->manager().Cancel(id, Role::kSender, [answered](absl::StatusOr<TransferReport>) { *answered = true; });
+    a_->manager().Cancel(kMe, id, Role::kSender, [answered](absl::StatusOr<TransferReport>) { *answered = true; });
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     EXPECT_FALSE(*answered) << "the network may still read the blocks";
     if (comes_back) network->open = true;
@@ -408,7 +408,7 @@ TEST_F(EngineTest, ASenderThatEndedFirstIsHeardByTheReceiverThatComesLater) {
   std::mutex mutex;
   std::condition_variable done;
   bool cancelled = false;
-  a_->manager().Cancel("t", Role::kSender, [&](absl::StatusOr<TransferReport>) {
+  a_->manager().Cancel(kMe, "t", Role::kSender, [&](absl::StatusOr<TransferReport>) {
     std::lock_guard<std::mutex> lock(mutex);
     cancelled = true;
     done.notify_all();

@@ -15,6 +15,7 @@
 #include "server/base/status.h"
 #include "server/stream/memory_transport.h"
 #include "server/transfer/transfer_manager.h"
+#include "tests/unit/base/me.h"
 
 namespace spectrumkv {
 
@@ -222,23 +223,23 @@ class Engine {
 
   std::string AddPool(const PoolLayout& layout) { return AddPool(MakeSchema(layout)); }
   std::string AddPool(const PoolSchema& schema) {
-    absl::StatusOr<PoolHandle> handle = pools_->Register(RandomHex(8), schema, 60000);
+    absl::StatusOr<PoolHandle> handle = pools_->Register(kMe, RandomHex(8), schema, 60000);
     EXPECT_TRUE(handle.ok()) << handle.status();
     return handle.ok() ? handle->pool_id : "";
   }
   std::unique_ptr<BlockHold> Source(const std::string& pool, std::vector<BlockRange> runs, uint32_t tokens) {
-    auto hold = pools_->HoldSource(pool, epoch_, {{0, std::move(runs)}}, tokens);
+    auto hold = pools_->HoldSource(kMe, pool, epoch_, {{0, std::move(runs)}}, tokens);
     EXPECT_TRUE(hold.ok()) << hold.status();
     return hold.ok() ? *std::move(hold) : nullptr;
   }
   std::unique_ptr<BlockHold> Target(const std::string& pool, std::vector<BlockRange> runs, uint32_t tokens) {
-    auto hold = pools_->ReserveTarget(pool, epoch_, {{0, std::move(runs)}}, tokens);
+    auto hold = pools_->ReserveTarget(kMe, pool, epoch_, {{0, std::move(runs)}}, tokens);
     EXPECT_TRUE(hold.ok()) << hold.status();
     return hold.ok() ? *std::move(hold) : nullptr;
   }
   std::shared_ptr<RecordingWatcher> Watch(const std::string& id, Role role) {
     auto watcher = std::make_shared<RecordingWatcher>();
-    absl::StatusOr<uint64_t> watch = manager_->Watch(id, role, watcher);
+    absl::StatusOr<uint64_t> watch = manager_->Watch(kMe, id, role, watcher);
     EXPECT_TRUE(watch.ok()) << watch.status();
     return watcher;
   }
@@ -286,7 +287,7 @@ inline std::vector<std::string> FillBlocks(Engine& engine, const std::string& po
             std::memcpy(&data[2 * i], &h, 2);
           }
         }
-        EXPECT_TRUE(engine.pools().PutBlock(pool, engine.epoch(), 0, layer, plane, block, data).ok());
+        EXPECT_TRUE(engine.pools().PutBlock(kMe, pool, engine.epoch(), 0, layer, plane, block, data).ok());
         all += data;
       }
       planes.push_back(std::move(all));
@@ -302,7 +303,7 @@ inline std::vector<std::string> ReadBlocks(Engine& engine, const std::string& po
     for (PlaneId plane : {PlaneId::kK, PlaneId::kV}) {
       std::string all;
       for (uint64_t block : blocks) {
-        absl::StatusOr<std::string> data = engine.pools().GetBlock(pool, engine.epoch(), 0, layer, plane, block);
+        absl::StatusOr<std::string> data = engine.pools().GetBlock(kMe, pool, engine.epoch(), 0, layer, plane, block);
         EXPECT_TRUE(data.ok()) << data.status();
         if (data.ok()) all += *data;
       }

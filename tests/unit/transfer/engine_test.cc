@@ -98,7 +98,7 @@ TEST_F(EngineTest, LayerwiseSourceGoesLayerByLayer) {
   auto watcher = b_->Watch("t", Role::kReceiver);
   for (uint32_t layer = 1; layer <= 3; ++layer) {
     ASSERT_FALSE(watcher->ended());
-    ASSERT_TRUE(a_->manager().Advance("t", layer, 80, {}).ok());
+    ASSERT_TRUE(a_->manager().Advance(kMe, "t", layer, 80, {}).ok());
     ASSERT_TRUE(watcher->WaitLayers(layer)) << layer;
   }
   const TransferReport report = watcher->WaitTerminal();
@@ -121,7 +121,7 @@ TEST_F(EngineTest, OptimalGoesLayerByLayerAndAsAWhole) {
     ASSERT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
     auto watcher = b_->Watch(id, Role::kReceiver);
     for (uint32_t layer = 1; layerwise && layer <= 3; ++layer) {
-      ASSERT_TRUE(a_->manager().Advance(id, layer, 80, {}).ok());
+      ASSERT_TRUE(a_->manager().Advance(kMe, id, layer, 80, {}).ok());
       ASSERT_TRUE(watcher->WaitLayers(layer)) << layer;
     }
     const TransferReport report = watcher->WaitTerminal();
@@ -139,9 +139,9 @@ TEST_F(EngineTest, ALayerwiseSourceMayPauseLongerThanTheProgressTimeout) {
   spec.layerwise = true;
   ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
   ASSERT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
-  ASSERT_TRUE(a_->manager().Advance("t", 1, 80, {}).ok());
+  ASSERT_TRUE(a_->manager().Advance(kMe, "t", 1, 80, {}).ok());
   std::this_thread::sleep_for(std::chrono::milliseconds(3200));
-  ASSERT_TRUE(a_->manager().Advance("t", 3, 80, {}).ok());
+  ASSERT_TRUE(a_->manager().Advance(kMe, "t", 3, 80, {}).ok());
   EXPECT_EQ(a_->Watch("t", Role::kSender)->WaitTerminal().state, TransferState::kCommitted);
   EXPECT_TRUE(Landed() == sent_);
 }
@@ -183,16 +183,16 @@ TEST_F(EngineTest, AnIdIsUsedOnce) {
   Build();
   Prepare();
   ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
-  EXPECT_TRUE(b_->manager().FindRepeat("t", Role::kReceiver, "f-t").has_value());
-  EXPECT_EQ(b_->manager().FindRepeat("t", Role::kReceiver, "other").value_or(absl::OkStatus()).code(),
+  EXPECT_TRUE(b_->manager().FindRepeat(kMe, "t", Role::kReceiver, "f-t").has_value());
+  EXPECT_EQ(b_->manager().FindRepeat(kMe, "t", Role::kReceiver, "other").value_or(absl::OkStatus()).code(),
             absl::StatusCode::kAlreadyExists);
-  EXPECT_FALSE(b_->manager().FindRepeat("u", Role::kReceiver, "f-t").has_value());
+  EXPECT_FALSE(b_->manager().FindRepeat(kMe, "u", Role::kReceiver, "f-t").has_value());
   EXPECT_EQ(ReasonOf(b_->manager().StartReceiver(Expect("t", Target(80, 21)))), "TRANSFER_EXISTS");
   ASSERT_TRUE(a_->manager().StartSender(Send("t", Source(), Raw())).ok());
   a_->Watch("t", Role::kSender)->WaitTerminal();
   EXPECT_EQ(ReasonOf(a_->manager().StartSender(Send("t", Source(), Raw()))), "TRANSFER_EXISTS");
-  EXPECT_TRUE(a_->manager().Release("t", std::nullopt).ok());
-  EXPECT_EQ(ReasonOf(a_->manager().Get("t", std::nullopt).status()), "UNKNOWN_TRANSFER");
+  EXPECT_TRUE(a_->manager().Release(kMe, "t", std::nullopt).ok());
+  EXPECT_EQ(ReasonOf(a_->manager().Get(kMe, "t", std::nullopt).status()), "UNKNOWN_TRANSFER");
 }
 
 TEST_F(EngineTest, BudgetTooSmallIsSaidAtOnce) {
@@ -256,13 +256,13 @@ TEST_F(EngineTest, EscapesMetWhileEncodingArePlannedAgainWithinTheBudget) {
   Build();
   Prepare();
   for (const auto& [layer, plane] : {std::pair{0u, PlaneId::kV}, {2u, PlaneId::kK}, {2u, PlaneId::kV}}) {
-    absl::StatusOr<std::string> data = a_->pools().GetBlock(source_pool_, kEpochA, 0, layer, plane, 4);
+    absl::StatusOr<std::string> data = a_->pools().GetBlock(kMe, source_pool_, kEpochA, 0, layer, plane, 4);
     ASSERT_TRUE(data.ok());
     for (size_t i = 0; i < 6; ++i) {
       const uint16_t word = i % 2 == 0 ? 0x7C00 : 0xFE01;  // infinity, a NaN with a payload
       std::memcpy(&(*data)[(i * 3 * 128 + 5) * 2], &word, 2);
     }
-    ASSERT_TRUE(a_->pools().PutBlock(source_pool_, kEpochA, 0, layer, plane, 4, *data).ok());
+    ASSERT_TRUE(a_->pools().PutBlock(kMe, source_pool_, kEpochA, 0, layer, plane, 4, *data).ok());
   }
   sent_ = ReadBlocks(*a_, source_pool_, source_layout_, {7, 3, 4, 20, 1});
   Policy policy;

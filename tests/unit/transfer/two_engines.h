@@ -24,6 +24,8 @@ class EngineTest : public ::testing::Test {
   SenderSpec Send(const std::string& id, std::unique_ptr<BlockHold> source, Policy policy = {},
                   const std::string& peer = "b") {
     SenderSpec spec;
+    spec.owner = kMe;
+    spec.pool_id = source_pool_;
     spec.transfer_id = id;
     spec.peer = peer;
     spec.source = std::move(source);
@@ -34,6 +36,8 @@ class EngineTest : public ::testing::Test {
   }
   ReceiverSpec Expect(const std::string& id, std::unique_ptr<BlockHold> target, const std::string& peer = "") {
     ReceiverSpec spec;
+    spec.owner = kMe;
+    spec.pool_id = target_pool_;
     spec.transfer_id = id;
     spec.peer = peer;
     spec.target = std::move(target);
