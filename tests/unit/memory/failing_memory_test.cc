@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <string>
 
 #include "server/base/status.h"
@@ -64,7 +66,7 @@ TEST_F(FailingMemoryTest, ASegmentThatCannotBeOpenedLookedAtOrMappedIsRefused) {
   for (const MemoryCall call : {MemoryCall::kOpen, MemoryCall::kStat, MemoryCall::kMap}) {
     for (const int error : {ENOMEM, EMFILE, ENFILE, ENOSPC, EAGAIN}) {
       FailCall(call, error);
-      const auto segment = OpenShmSegment(object.name(), "/", kBytes);
+      const auto segment = OpenShmSegment(object.name(), "/", kBytes, {geteuid()});
       SetMemoryFault(nullptr);
       ASSERT_FALSE(segment.ok()) << error;
       ExpectExhausted(segment.status(), "SEGMENT_MAP_FAILED");
@@ -72,13 +74,13 @@ TEST_F(FailingMemoryTest, ASegmentThatCannotBeOpenedLookedAtOrMappedIsRefused) {
       EXPECT_EQ(LiveMappings(), 0);
     }
   }
-  EXPECT_TRUE(OpenShmSegment(object.name(), "/", kBytes).ok());
+  EXPECT_TRUE(OpenShmSegment(object.name(), "/", kBytes, {geteuid()}).ok());
 }
 
 // A file that cannot be asked is not trusted.
 TEST_F(FailingMemoryTest, AMappedSegmentThatCannotBeLookedAtHasFailed) {
   ShmObject object(kBytes);
-  auto segment = OpenShmSegment(object.name(), "/", kBytes);
+  auto segment = OpenShmSegment(object.name(), "/", kBytes, {geteuid()});
   ASSERT_TRUE(segment.ok()) << segment.status();
   EXPECT_TRUE((*segment)->StillWhole());
   FailCall(MemoryCall::kStat, EIO);
@@ -100,13 +102,13 @@ TEST_F(FailingMemoryTest, APoolIsRegisteredWholeOrNotAtAll) {
   for (const MemoryCall call : {MemoryCall::kMap, MemoryCall::kPopulate}) {
     for (int nth = 0; nth < 3; ++nth) {
       FailCall(call, ENOMEM, nth);
-      ExpectExhausted(pools->Register("r", schema, 1000).status(), "OUT_OF_MEMORY");
+      ExpectExhausted(pools->Register(kMe, "r", schema, 1000).status(), "OUT_OF_MEMORY");
       EXPECT_EQ(LiveMappings(), 0);
       EXPECT_TRUE(pools->List().empty());
     }
   }
   SetMemoryFault(nullptr);
-  const auto pool = pools->Register("r", schema, 1000);
+  const auto pool = pools->Register(kMe, "r", schema, 1000);
   ASSERT_TRUE(pool.ok()) << pool.status() << ": the quota of the attempts that failed is free again";
   EXPECT_EQ(LiveMappings(), 3);
   clock.AdvanceMs(1001);

@@ -21,13 +21,13 @@ SimPool::SimPool(PoolRegistry* registry, uint64_t epoch, PoolLayout layout, std:
 
 absl::StatusOr<std::shared_ptr<SimPool>> SimPool::Register(PoolRegistry* registry, uint64_t epoch,
                                                            const PoolLayout& layout, int64_t lease_ms) {
-  absl::StatusOr<PoolHandle> handle = registry->Register("", MakeSchema(layout), lease_ms);
+  absl::StatusOr<PoolHandle> handle = registry->Register(kMe, "", MakeSchema(layout), lease_ms);
   if (!handle.ok()) return handle.status();
   return std::shared_ptr<SimPool>(new SimPool(registry, epoch, layout, handle->pool_id));
 }
 
 bool SimPool::closing() const {
-  return ReasonOf(registry_->GetBlock(id_, epoch_, 0, 0, PlaneId::kK, 0).status()) == "POOL_CLOSING";
+  return ReasonOf(registry_->GetBlock(kMe, id_, epoch_, 0, 0, PlaneId::kK, 0).status()) == "POOL_CLOSING";
 }
 
 bool SimPool::Overwrite(uint64_t block, SimRandom* random) {
@@ -40,7 +40,7 @@ bool SimPool::Overwrite(uint64_t block, SimRandom* random) {
       data[at + 1] = static_cast<char>((bits >> 8 & 0x83) | (10 + (bits >> 20) % 8) << 2);
     }
     const auto layer = static_cast<uint32_t>(i / 2);
-    if (!registry_->PutBlock(id_, epoch_, 0, layer, kPlanes[i % 2], block, data).ok()) return false;
+    if (!registry_->PutBlock(kMe, id_, epoch_, 0, layer, kPlanes[i % 2], block, data).ok()) return false;
     model_[block][i] = std::move(data);
   }
   unknown_[block] = false;
@@ -51,7 +51,7 @@ std::optional<SimPool::Block> SimPool::ReadBlock(uint64_t block) const {
   Block planes;
   for (size_t i = 0; i < model_[block].size(); ++i) {
     absl::StatusOr<std::string> data =
-        registry_->GetBlock(id_, epoch_, 0, static_cast<uint32_t>(i / 2), kPlanes[i % 2], block);
+        registry_->GetBlock(kMe, id_, epoch_, 0, static_cast<uint32_t>(i / 2), kPlanes[i % 2], block);
     if (!data.ok()) return std::nullopt;
     planes.push_back(*std::move(data));
   }

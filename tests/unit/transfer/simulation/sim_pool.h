@@ -20,7 +20,7 @@ class SimPool {
   const std::string& id() const { return id_; }
   const PoolLayout& layout() const { return layout_; }
   // False once the daemon does not know the pool any more; asked each time.
-  bool alive() const { return registry_->SchemaOf(id_, epoch_).ok(); }
+  bool alive() const { return registry_->SchemaOf(kMe, id_, epoch_).ok(); }
   // It is being unregistered, which waits for its holds: nothing is read or written meanwhile.
   bool closing() const;
   // New values where nobody uses the block; false where the daemon refuses the write.

@@ -267,7 +267,7 @@ void Simulation::CheckNothingIsLeft(SimEngine* engine) {
   }
   if (engine->target != nullptr && engine->target->alive()) {
     const auto all =
-        engine->pools->ReserveTarget(engine->target->id(), engine->epoch, {{0, {{0, target_layout_.num_blocks}}}}, 1);
+        engine->pools->ReserveTarget(kMe, engine->target->id(), engine->epoch, {{0, {{0, target_layout_.num_blocks}}}}, 1);
     EXPECT_TRUE(all.ok()) << "a hold is left: " << all.status();
   }
   const std::map<std::string, double> series = ParseExposition(engine->metrics->Render());

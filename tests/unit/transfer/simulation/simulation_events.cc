@@ -89,10 +89,10 @@ void Simulation::ApiEvent() {
       if (any != nullptr) Advance(any);
       return;
     case 4:
-      if (any != nullptr) static_cast<void>(engine.manager->Release(any->id, role));
+      if (any != nullptr) static_cast<void>(engine.manager->Release(kMe, any->id, role));
       return;
     case 5:
-      if (any != nullptr) static_cast<void>(engine.manager->Get(any->id, std::nullopt));
+      if (any != nullptr) static_cast<void>(engine.manager->Get(kMe, any->id, std::nullopt));
       EXPECT_GE(engine.manager->List(1000, true).size(), engine.active);
       return;
     default: return StartSomething();
@@ -146,12 +146,12 @@ void Simulation::LosePool(SimEngine* engine) {
   if (pool == nullptr || !pool->alive()) return;
   if (random_.OneIn(2)) {
     Note("pool: its worker dies");
-    const auto hold = engine->pools->OpenHold(pool->id(), engine->epoch, [](const std::string&) {});
+    const auto hold = engine->pools->OpenHold(kMe, pool->id(), engine->epoch, [](const std::string&) {});
     if (hold.ok()) engine->pools->CloseHold(pool->id(), *hold);
     EXPECT_FALSE(pool->alive());
   } else {
     Note("pool: unregistered");
-    engine->pools->Unregister(pool->id(), engine->epoch, 500, [](absl::Status) {});
+    engine->pools->Unregister(kMe, pool->id(), engine->epoch, 500, [](absl::Status) {});
   }
 }
 
@@ -263,7 +263,7 @@ void Simulation::StartHalf(const std::shared_ptr<SimTransfer>& transfer, Role ro
   half.started = true;
   ++engine.active;
   const auto watch =
-      engine.manager->Watch(transfer->id, role, std::make_shared<SimWatcher>(this, transfer, role));
+      engine.manager->Watch(kMe, transfer->id, role, std::make_shared<SimWatcher>(this, transfer, role));
   EXPECT_TRUE(watch.ok()) << watch.status();
 }
 
@@ -271,9 +271,10 @@ absl::Status Simulation::StartSender(SimTransfer* transfer, std::vector<BlockRan
   SimHalf& half = transfer->sender;
   SimEngine& engine = engines_[half.engine];
   const std::vector<std::string> sent = half.pool->Expected(runs, transfer->tokens);
-  auto hold = engine.pools->HoldSource(half.pool->id(), engine.epoch, {{0, std::move(runs)}}, transfer->tokens);
+  auto hold = engine.pools->HoldSource(kMe, half.pool->id(), engine.epoch, {{0, std::move(runs)}}, transfer->tokens);
   if (!hold.ok()) return hold.status();
   SenderSpec spec;
+  spec.owner = kMe;
   spec.transfer_id = transfer->id;
   spec.transfer_token = transfer->token;
   if (!transfer->pull || transfer->both_dial) spec.peer = engines_[transfer->receiver.engine].name;
@@ -290,9 +291,10 @@ absl::Status Simulation::StartSender(SimTransfer* transfer, std::vector<BlockRan
 absl::Status Simulation::StartReceiver(SimTransfer* transfer, std::vector<BlockRange> runs) {
   SimHalf& half = transfer->receiver;
   SimEngine& engine = engines_[half.engine];
-  auto hold = engine.pools->ReserveTarget(half.pool->id(), engine.epoch, {{0, std::move(runs)}}, transfer->tokens);
+  auto hold = engine.pools->ReserveTarget(kMe, half.pool->id(), engine.epoch, {{0, std::move(runs)}}, transfer->tokens);
   if (!hold.ok()) return hold.status();
   ReceiverSpec spec;
+  spec.owner = kMe;
   spec.transfer_id = transfer->id;
   spec.transfer_token = random_.OneIn(30) ? "another token 00" : transfer->token;
   if (transfer->pull || transfer->both_dial) spec.peer = engines_[transfer->sender.engine].name;
@@ -305,14 +307,14 @@ absl::Status Simulation::StartReceiver(SimTransfer* transfer, std::vector<BlockR
 void Simulation::Advance(SimTransfer* transfer) {
   SimEngine& engine = engines_[transfer->sender.engine];
   const uint32_t layers = std::min(transfer->advanced + 1, source_layout_.layers);
-  const absl::Status advanced = engine.manager->Advance(transfer->id, layers, transfer->tokens, {});
+  const absl::Status advanced = engine.manager->Advance(kMe, transfer->id, layers, transfer->tokens, {});
   if (advanced.ok()) transfer->advanced = layers;
 }
 
 void Simulation::CancelHalf(const std::shared_ptr<SimTransfer>& transfer, Role role) {
   SimHalf& half = transfer->half(role);
   ++half.cancels_asked;
-  engines_[half.engine].manager->Cancel(transfer->id, role, [this, transfer, role](absl::StatusOr<TransferReport> report) {
+  engines_[half.engine].manager->Cancel(kMe, transfer->id, role, [this, transfer, role](absl::StatusOr<TransferReport> report) {
     SimHalf& answered = transfer->half(role);
     ++answered.cancels_answered;
     if (report.ok()) {
