@@ -1,10 +1,63 @@
 // Keys about the workers of this daemon.
+#include <utility>
+
 #include "server/config/key_tables.h"
 
 namespace spectrumkv {
 
-std::vector<KeySpec> MakeWorkerKeys() {
+namespace {
+
+std::vector<KeySpec> QuotaKeys() {
   return {
+      {"quota.pools_per_user",
+       KeyKind::kCount,
+       Ref(FIELD(quota.pools_per_user)),
+       "pools",
+       1,
+       65536,
+       {},
+       "Pools that one user may have registered at a time, of memory.max_pools. All callers of worker.tcp_address are "
+       "one user."},
+      {"quota.user_bytes",
+       KeyKind::kBytes,
+       Ref(FIELD(quota.user_bytes)),
+       "bytes",
+       1,
+       64 * kTiB,
+       {},
+       "Bytes of all segments that one user may have registered at a time, its own and the daemon's."},
+      {"quota.holds_per_user",
+       KeyKind::kCount,
+       Ref(FIELD(quota.holds_per_user)),
+       "streams",
+       1,
+       1e6,
+       {},
+       "HoldPool streams that one user may have open at a time. A pool has at most 64."},
+      {"quota.transfers_per_user",
+       KeyKind::kCount,
+       Ref(FIELD(quota.transfers_per_user)),
+       "transfers",
+       1,
+       1e6,
+       {},
+       "Transfers of one user that are not terminal, of transfer.max_active, both roles together. More are refused at once "
+       "with a retry delay."},
+      {"quota.transfers_per_pool",
+       KeyKind::kCount,
+       Ref(FIELD(quota.transfers_per_pool)),
+       "transfers",
+       1,
+       1e6,
+       {},
+       "The same for the transfers of one pool."},
+  };
+}
+
+}  // namespace
+
+std::vector<KeySpec> MakeWorkerKeys() {
+  std::vector<KeySpec> keys = {
       {"worker.socket",
        KeyKind::kSocket,
        Ref(FIELD(worker.socket)),
@@ -61,49 +114,9 @@ std::vector<KeySpec> MakeWorkerKeys() {
        "can "
        "reach that. 16 to 1024 visible characters, read at the start. Only the name is kept here; the token itself is "
        "never printed."},
-      {"quota.pools_per_user",
-       KeyKind::kCount,
-       Ref(FIELD(quota.pools_per_user)),
-       "pools",
-       1,
-       65536,
-       {},
-       "Pools that one user may have registered at a time, of memory.max_pools. All callers of worker.tcp_address are "
-       "one user."},
-      {"quota.user_bytes",
-       KeyKind::kBytes,
-       Ref(FIELD(quota.user_bytes)),
-       "bytes",
-       1,
-       64 * kTiB,
-       {},
-       "Bytes of all segments that one user may have registered at a time, its own and the daemon's."},
-      {"quota.holds_per_user",
-       KeyKind::kCount,
-       Ref(FIELD(quota.holds_per_user)),
-       "streams",
-       1,
-       1e6,
-       {},
-       "HoldPool streams that one user may have open at a time. A pool has at most 64."},
-      {"quota.transfers_per_user",
-       KeyKind::kCount,
-       Ref(FIELD(quota.transfers_per_user)),
-       "transfers",
-       1,
-       1e6,
-       {},
-       "Transfers of one user that are not terminal, of transfer.max_active, both roles together. More are refused at once "
-       "with a retry delay."},
-      {"quota.transfers_per_pool",
-       KeyKind::kCount,
-       Ref(FIELD(quota.transfers_per_pool)),
-       "transfers",
-       1,
-       1e6,
-       {},
-       "The same for the transfers of one pool."},
   };
+  for (KeySpec& key : QuotaKeys()) keys.push_back(std::move(key));
+  return keys;
 }
 
 }  // namespace spectrumkv

@@ -140,7 +140,7 @@ BAD_SCHEMAS = [
     Bad("segment of no kind", _no_kind, INVALID, "INVALID_SCHEMA", "schema.segments[0].kind"),
     Bad("segment of 0 bytes", _owned(0), INVALID, "INVALID_SCHEMA", "segments[0].size_bytes"),
     Bad("segment of 2^64-1 bytes", _owned(2**64 - 1), INVALID, "INVALID_SCHEMA", "segments[0].size_bytes"),
-    Bad("segment above the quota", _owned(1 << 45), "RESOURCE_EXHAUSTED", "OWNED_QUOTA"),
+    Bad("segment above the quota", _owned(1 << 45), "RESOURCE_EXHAUSTED", "BYTES_QUOTA"),
     Bad("segment too small", _owned(64), INVALID, "OUT_OF_RANGE"),
     Bad("rank beyond size", _ranks, INVALID, "INVALID_SCHEMA", "schema.tensor_parallel_rank"),
     Bad("long model name", lambda s: setattr(s, "model", "m" * 5000), INVALID, "INVALID_SCHEMA", "schema.model"),

@@ -191,7 +191,8 @@ def _owned():
 # Series that need more than transfers: a certificate, a drain, a connection that is cut (which have their own tests).
 ELSEWHERE = {"spectrumkv_certificate_expiry_timestamp_seconds", "spectrumkv_certificate_reloads_total",
              "spectrumkv_handshake_failures_total", "spectrumkv_draining", "spectrumkv_chunks_resent_total",
-             "spectrumkv_chunks_duplicate_total", "spectrumkv_build_info", "spectrumkv_codec_info", "spectrumkv_inflight_transfers"}  # fmt: skip
+             "spectrumkv_chunks_duplicate_total", "spectrumkv_build_info", "spectrumkv_codec_info", "spectrumkv_inflight_transfers",
+             "spectrumkv_worker_connections_refused_total", "spectrumkv_quota_refusals_total"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
