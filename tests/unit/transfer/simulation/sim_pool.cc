@@ -72,6 +72,12 @@ std::vector<std::string> SimPool::Join(const std::vector<BlockRange>& runs, uint
   return planes;
 }
 
+void SimPool::AcceptWhatIsLate() {
+  for (uint64_t block = 0; block < model_.size(); ++block) {
+    if (unknown_[block]) Accept(block);
+  }
+}
+
 std::vector<std::string> SimPool::Read(const std::vector<BlockRange>& runs, uint32_t tokens) const {
   return Join(runs, tokens, [this](uint64_t block) { return ReadBlock(block); });
 }

@@ -33,6 +33,8 @@ class SimPool {
   void Accept(uint64_t block);
   // The same, for when it can next be read: a closing pool tells nothing, and may stay after all.
   void AcceptLater(const std::vector<BlockRange>& runs);
+  // Now, where it can be read: before blocks are reserved again.
+  void AcceptWhatIsLate();
   // Every block that can be read holds what it should, but for those in `used`.
   void ExpectUntouched(const std::vector<bool>& used, const std::string& what);
 

@@ -291,6 +291,7 @@ absl::Status Simulation::StartSender(SimTransfer* transfer, std::vector<BlockRan
 absl::Status Simulation::StartReceiver(SimTransfer* transfer, std::vector<BlockRange> runs) {
   SimHalf& half = transfer->receiver;
   SimEngine& engine = engines_[half.engine];
+  half.pool->AcceptWhatIsLate();
   auto hold = engine.pools->ReserveTarget(kMe, half.pool->id(), engine.epoch, {{0, std::move(runs)}}, transfer->tokens);
   if (!hold.ok()) return hold.status();
   ReceiverSpec spec;
