@@ -53,16 +53,24 @@ Cause Ask(const std::string& address) {
   return error == 0 ? Cause{"UNKNOWN", "the cause has gone meanwhile"} : CauseOf(error);
 }
 
+absl::Status ErrorOf(const std::string& key, const std::string& address, const Cause& cause) {
+  return MakeError(absl::StatusCode::kUnavailable, "LISTEN_FAILED",
+                   key + ": cannot listen on " + address + ": " + cause.words + " (" + cause.name + ")",
+                   {{"key", key}, {"address", address}, {"cause", cause.name}});
+}
+
 }  // namespace
+
+absl::Status ListenFailed(const std::string& key, const std::string& address, int error) {
+  return ErrorOf(key, address, CauseOf(error));
+}
 
 absl::Status ListenFailed(const std::string& key, const std::string& address) {
   // Unix sockets are guarded by locks of their own; what remains is the system's, and not to be tried again lightly.
   const Cause cause = address.find(':') == std::string::npos || address[0] == '/'
                           ? Cause{"UNKNOWN", "the socket cannot be bound"}
                           : Ask(address);
-  return MakeError(absl::StatusCode::kUnavailable, "LISTEN_FAILED",
-                   key + ": cannot listen on " + address + ": " + cause.words + " (" + cause.name + ")",
-                   {{"key", key}, {"address", address}, {"cause", cause.name}});
+  return ErrorOf(key, address, cause);
 }
 
 }  // namespace spectrumkv

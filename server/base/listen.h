@@ -11,5 +11,7 @@ namespace spectrumkv {
 // cause is what the system answers to another attempt now: the name of its errno ("EADDRINUSE"), or of a resolver's
 // error, in the message and in the metadata (key, address, cause). "UNKNOWN" where that attempt works.
 absl::Status ListenFailed(const std::string& key, const std::string& address);
+// The same, where the errno of listening is known.
+absl::Status ListenFailed(const std::string& key, const std::string& address, int error);
 
 }  // namespace spectrumkv

@@ -13,8 +13,8 @@
 #include <system_error>
 #include <utility>
 
+#include "server/base/listen.h"
 #include "server/base/log.h"
-#include "server/base/status.h"
 #include "server/lifecycle/socket_guard.h"
 
 namespace spectrumkv {
@@ -25,15 +25,6 @@ constexpr int64_t kLogPeriodMs = 10'000;
 int64_t NowMs() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch())
       .count();
-}
-
-absl::Status ListenError(const AcceptLoop::Options& options, int error) {
-  const char* name = strerrorname_np(error);
-  const std::string cause = name != nullptr ? name : std::to_string(error);
-  return MakeError(absl::StatusCode::kUnavailable, "LISTEN_FAILED",
-                   options.socket_key + ": cannot listen on " + options.socket + ": " +
-                       std::generic_category().message(error) + " (" + cause + ")",
-                   {{"key", options.socket_key}, {"address", options.socket}, {"cause", cause}});
 }
 
 // 0 or errno.
@@ -60,13 +51,13 @@ AcceptLoop::AcceptLoop(Options options, int listener, int wake)
 
 absl::StatusOr<std::unique_ptr<AcceptLoop>> AcceptLoop::Listen(Options options) {
   const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (listener < 0) return ListenError(options, errno);
+  if (listener < 0) return ListenFailed(options.socket_key, options.socket, errno);
   int error = BindAndListen(listener, options);
   const int wake = error == 0 ? eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) : -1;
   if (error == 0 && wake < 0) error = errno;
   if (error != 0) {
     close(listener);
-    return ListenError(options, error);
+    return ListenFailed(options.socket_key, options.socket, error);
   }
   return std::unique_ptr<AcceptLoop>(new AcceptLoop(std::move(options), listener, wake));
 }

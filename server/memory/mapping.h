@@ -17,6 +17,9 @@
 
 namespace spectrumkv {
 
+// The users whose files may be mapped.
+using SegmentOwners = std::vector<uint32_t>;
+
 // Unmapped when destroyed. The memory itself may be used by any thread; failed() and StillWhole() are thread-safe.
 class Mapping {
  public:
@@ -37,8 +40,7 @@ class Mapping {
   uint64_t device = 0, inode = 0;
 
  private:
-  friend absl::StatusOr<std::unique_ptr<Mapping>> MapSegment(int, uint64_t, const std::string&,
-                                                             const std::vector<uint32_t>&);
+  friend absl::StatusOr<std::unique_ptr<Mapping>> MapSegment(int, uint64_t, const std::string&, const SegmentOwners&);
   void* const address_;
   const size_t mapped_bytes_;
   uint8_t* const data_;
@@ -46,9 +48,6 @@ class Mapping {
   const int fd_;
   std::unique_ptr<SigbusGuard> guard_;
 };
-
-// The users whose files may be mapped.
-using SegmentOwners = std::vector<uint32_t>;
 
 // POSIX shared memory `name` ("/x", no other slash), which must begin with `prefix`. Maps its first `size` bytes.
 // Whose it is, is asked of the open file, before anything else about it is told.

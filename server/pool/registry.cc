@@ -134,13 +134,7 @@ class Registry final : public PoolRegistry {
   }
 
   void CloseHold(const std::string& pool_id, uint64_t hold_id) override {
-    std::shared_ptr<PoolCore> core;
-    {
-      std::lock_guard<std::mutex> lock(state_->mutex);
-      const auto found = state_->pools.find(pool_id);
-      if (found != state_->pools.end()) core = found->second;
-    }
-    if (core != nullptr) core->CloseHold(hold_id);
+    if (const auto core = Lookup(pool_id)) core->CloseHold(hold_id);
   }
 
   void Unregister(const Caller& caller, const std::string& pool_id, uint64_t epoch, int64_t timeout_ms,
@@ -219,6 +213,13 @@ class Registry final : public PoolRegistry {
     return all;
   }
 
+  // Also one that is lost; null where there is none.
+  std::shared_ptr<PoolCore> Lookup(const std::string& pool_id) const {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    const auto found = state_->pools.find(pool_id);
+    return found == state_->pools.end() ? nullptr : found->second;
+  }
+
   absl::StatusOr<std::shared_ptr<PoolCore>> Find(const Caller& caller, const std::string& pool_id,
                                                  uint64_t epoch) const {
     // First: to a client of an earlier daemon, "unknown pool" would hide why.
@@ -228,14 +229,13 @@ class Registry final : public PoolRegistry {
                        {{"pool_id", pool_id}, {"epoch", std::to_string(epoch)},
                         {"daemon_epoch", std::to_string(epoch_)}});
     }
-    std::lock_guard<std::mutex> lock(state_->mutex);
-    const auto found = state_->pools.find(pool_id);
-    if (found == state_->pools.end() || !found->second->alive()) {
+    const auto core = Lookup(pool_id);
+    if (core == nullptr || !core->alive()) {
       return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_POOL", "pool " + pool_id + " is not registered",
                        {{"pool_id", pool_id}});
     }
-    if (absl::Status own = CheckOwner(found->second->owner(), caller, "pool.pool_id"); !own.ok()) return own;
-    return found->second;
+    if (absl::Status own = CheckOwner(core->owner(), caller, "pool.pool_id"); !own.ok()) return own;
+    return core;
   }
 
   std::shared_ptr<PoolCore> FindRequest(const Caller& caller, const std::string& request_id) const {

@@ -123,10 +123,8 @@ class GrpcTransport::Impl {
     std::lock_guard<std::mutex> lock(mutex_);
     if ((*read)->SameFiles(*certificates_)) return false;
     Use(*std::move(read));
-    // Nobody dials on a connection of before. Not let go of here, see DialReactor::OnDone.
-    for (auto& [key, entry] : connections_) env_.Post([stub = std::move(entry.stub)] {});
-    connections_.clear();
-    recent_.clear();
+    // Nobody dials on a connection of before.
+    for (auto at = connections_.begin(); at != connections_.end();) at = DropLocked(at);
     return true;
   }
 
@@ -148,9 +146,7 @@ class GrpcTransport::Impl {
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto at = connections_.lower_bound(Key(peer, kControlConnection));
          at != connections_.end() && at->first.first == peer;) {
-      env_.Post([stub = std::move(at->second.stub)] {});  // not let go of here, see DialReactor::OnDone
-      recent_.erase(at->second.recent);
-      at = connections_.erase(at);
+      at = DropLocked(at);
     }
   }
 
@@ -177,7 +173,13 @@ class GrpcTransport::Impl {
     certificates_ = std::move(certificates);
   }
 
-  // A connection that is dropped here lives on until its streams have ended.
+  // The connection lives on until its streams have ended. Not let go of on a thread of gRPC's, see DialReactor::OnDone.
+  std::map<Key, Entry>::iterator DropLocked(std::map<Key, Entry>::iterator at) {
+    env_.Post([stub = std::move(at->second.stub)] {});
+    recent_.erase(at->second.recent);
+    return connections_.erase(at);
+  }
+
   std::shared_ptr<RawStub> Connection(const Key& key) {
     std::lock_guard<std::mutex> lock(mutex_);
     auto found = connections_.find(key);
@@ -186,10 +188,7 @@ class GrpcTransport::Impl {
       return found->second.stub;
     }
     while (!recent_.empty() && connections_.size() >= max_connections_) {
-      auto oldest = connections_.find(recent_.back());
-      env_.Post([stub = std::move(oldest->second.stub)] {});  // not on a thread of gRPC's, see DialReactor::OnDone
-      connections_.erase(oldest);
-      recent_.pop_back();
+      DropLocked(connections_.find(recent_.back()));
     }
     auto stub = std::make_shared<RawStub>(grpc::CreateCustomChannel(key.first, credentials_, args_));
     recent_.push_front(key);

@@ -16,6 +16,7 @@
 #include "server/stream/memory_transport.h"
 #include "server/transfer/transfer_manager.h"
 #include "tests/unit/base/me.h"
+#include "tests/unit/transfer/forwarding_backend.h"
 
 namespace spectrumkv {
 
@@ -118,19 +119,9 @@ class RecordingWatcher : public TransferWatcher {
 };
 
 // Passes everything to a real backend, but a test may hold decodes at a gate.
-class GatedBackend final : public Backend {
+class GatedBackend final : public ForwardingBackend {
  public:
-  explicit GatedBackend(const Backend* inner) : inner_(inner) {}
-  const char* name() const override { return inner_->name(); }
-  bool supported() const override { return true; }
-  EncodeResult Encode(const ChunkDims& dims, const ChunkIdentity& identity, const SourcePlane& k, const SourcePlane* v,
-                      const uint8_t* tiers, Workspace* workspace, uint8_t* out, uint64_t capacity) const override {
-    return inner_->Encode(dims, identity, k, v, tiers, workspace, out, capacity);
-  }
-  EncodeResult FrameRaw(const ChunkDims& dims, const ChunkIdentity& identity, const SourcePlane& k,
-                        const SourcePlane* v, uint8_t* head, std::vector<Piece>* words) const override {
-    return inner_->FrameRaw(dims, identity, k, v, head, words);
-  }
+  using ForwardingBackend::ForwardingBackend;
   DecodeResult Decode(const ChunkView& chunk, DType target, const TargetPlane& k, const TargetPlane* v,
                       Workspace* workspace) const override {
     {
@@ -140,14 +131,7 @@ class GatedBackend final : public Backend {
       changed_.wait(lock, [&] { return open_; });
       --decoding_;
     }
-    return inner_->Decode(chunk, target, k, v, workspace);
-  }
-  void Scan(const ChunkDims& dims, const SourcePlane& plane, TokenScan* out) const override {
-    inner_->Scan(dims, plane, out);
-  }
-  void Spread(const ChunkDims& dims, const SourcePlane& plane, bool centred, uint32_t skip, Workspace* workspace,
-              uint8_t* out) const override {
-    inner_->Spread(dims, plane, centred, skip, workspace, out);
+    return ForwardingBackend::Decode(chunk, target, k, v, workspace);
   }
   void SetOpen(bool open) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -160,7 +144,6 @@ class GatedBackend final : public Backend {
   }
 
  private:
-  const Backend* const inner_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   mutable int decoding_ = 0;
