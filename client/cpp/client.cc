@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <fstream>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -100,7 +100,7 @@ absl::Status Unreachable(const std::string& address) {
     address.copy(name.sun_path, sizeof(name.sun_path) - 1);
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd >= 0 && connect(fd, reinterpret_cast<const sockaddr*>(&name), sizeof(name)) != 0) {
-      words += std::string(": ") + std::strerror(errno);
+      words += ": " + std::generic_category().message(errno);
     }
     if (fd >= 0) close(fd);
   }

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstring>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -205,7 +205,7 @@ absl::Status Daemon::Impl::StartEngine() {
   // Where there is none, FILE segments are refused one by one; whoever uses no files needs none.
   if (mkdir(config_.memory.shared_dir.c_str(), 0770) != 0 && errno != EEXIST) {
     SPECTRUMKV_LOG(kWarning, "lifecycle", "memory.shared_dir cannot be made: FILE segments will be refused",
-                   {"memory.shared_dir", config_.memory.shared_dir}, {"error", strerror(errno)});
+                   {"memory.shared_dir", config_.memory.shared_dir}, {"error", std::generic_category().message(errno)});
   }
   PoolEvents events;
   events.lease_expired = [metrics = metrics_.get()](const std::string& kind) {
