@@ -2,6 +2,7 @@
 
 import math
 import os
+import pathlib
 import socket
 import uuid
 
@@ -124,6 +125,31 @@ def test_shared_memory_name(name, code, reason, source, counted, next_is_served)
     schema.segments[0].posix_shm.name, schema.segments[0].posix_shm.size_bytes = name, 1 << 14
     with refused(code, reason):
         register(source, schema)
+
+
+@pytest.mark.parametrize("kind", ["symlink", "symlink_out", "folder", "fifo"])
+def test_what_is_no_shared_memory_object(kind, source, prefill, counted, next_is_served, tmp_path):
+    """What a worker puts into /dev/shm itself is opened by the same rule as a file."""
+    name = f"/skv-odd-{uuid.uuid4().hex[:8]}"
+    real = tmp_path / "real" if kind == "symlink_out" else pathlib.Path(f"/dev/shm{name}.real")
+    odd, reason = pathlib.Path(f"/dev/shm{name}"), "SEGMENT_OUTSIDE_DIR"
+    schema = good_schema()
+    schema.segments[0].posix_shm.name, schema.segments[0].posix_shm.size_bytes = name, 1 << 14
+    real.write_bytes(b"\1" * (1 << 14))
+    try:
+        if kind == "folder":
+            odd.mkdir()
+            reason = "SEGMENT_NOT_REGULAR"
+        elif kind == "fifo":
+            os.mkfifo(odd)
+            reason = "SEGMENT_NOT_REGULAR"
+        else:
+            odd.symlink_to(real)
+        with refused("INVALID_ARGUMENT", reason):
+            register(source, schema)
+    finally:
+        real.unlink()
+        odd.rmdir() if kind == "folder" else odd.unlink(missing_ok=True)
 
 
 # What its owner does to the file of an idle pool of three pages, one truncate after the other.
