@@ -83,6 +83,7 @@ TEST_F(MemoryFaults, Corrupt) {
   EXPECT_EQ(SendSix(fault), (Got{0, 1, 0x42, 3, 4, 5}));
 }
 TEST_F(MemoryFaults, Truncate) {
+  size_t round = 0;
   for (const size_t left : {0, 1, 3, 9}) {
     network_.SetFaultHook([left](const FaultPoint&) { return Fault{Kind::kTruncate, 0, 1, left}; });
     auto listener = std::make_shared<Recorder>();
@@ -92,7 +93,7 @@ TEST_F(MemoryFaults, Truncate) {
     data->SendChunk({std::move(slot), 10, {}, nullptr}, [this](bool sent) { sent ? ++sent_ : ++unsent_; });
     data->Close(absl::OkStatus());
     executor_.RunAll();
-    const auto kept = acceptor_.WaitData().listener->kept();
+    const auto kept = acceptor_.WaitData(round++).listener->kept();
     ASSERT_EQ(kept.size(), 1u);
     ASSERT_EQ(kept[0].size(), left);
     for (size_t i = 0; i < left; ++i) EXPECT_EQ(kept[0][i], i);
@@ -142,7 +143,8 @@ TEST_F(MemoryFaults, ACorruptFrameClosesTheStream) {
   EXPECT_EQ(acceptor_.WaitControl().listener->frames().size(), 1u);
 }
 
-TEST_F(MemoryFaults, ACutFrameClosesTheStreamOrIsAnother) {
+TEST_F(MemoryFaults, ACutFrameClosesTheStream) {
+  size_t round = 0;
   for (const size_t left : {0, 1, 2, 3}) {
     network_.SetFaultHook([left](const FaultPoint& point) {
       return point.index == 1 ? Fault{Kind::kTruncate, 0, 1, left} : Fault{};
@@ -152,7 +154,7 @@ TEST_F(MemoryFaults, ACutFrameClosesTheStreamOrIsAnother) {
     for (uint32_t i = 1; i <= 3; ++i) stream->Send(CreditFrame{i});
     executor_.RunAll();
     EXPECT_EQ(ReasonOf(listener->WaitClosed(0)), "MALFORMED_FRAME") << left;
-    EXPECT_EQ(acceptor_.WaitControl().listener->frames().size(), 1u) << left;
+    EXPECT_EQ(acceptor_.WaitControl(round++).listener->frames().size(), 1u) << left;
   }
 }
 
