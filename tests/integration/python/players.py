@@ -3,6 +3,7 @@
 import queue
 import struct
 import threading
+import time
 from concurrent import futures
 
 import grpc
@@ -12,7 +13,7 @@ from spectrumkv.v1 import peer_service_pb2 as pb
 from spectrumkv.v1 import report_pb2, schema_pb2
 from wrong_fields import part
 
-PATIENCE_S = 5
+PATIENCE_S = 2
 # Stands in a wrong DataOpen for the session that the daemon gives.
 ANY_SESSION = 0x1122334455667788
 COMMITTED = report_pb2.TRANSFER_STATE_COMMITTED
@@ -34,7 +35,7 @@ class Player:
     def put(self, frame):
         raise NotImplementedError
 
-    def get(self):
+    def get(self, end):
         raise NotImplementedError
 
     def say(self, kind, **fields):
@@ -43,8 +44,9 @@ class Player:
         self.put(self.data if kind == self.name else pb.ControlFrame(**{kind: message}).SerializeToString())
 
     def hear(self, kind):
+        end = time.monotonic() + PATIENCE_S
         while True:
-            frame = self.get()
+            frame = self.get(end)
             got = frame.WhichOneof("frame")
             if got == kind:
                 return getattr(frame, kind)
@@ -53,7 +55,7 @@ class Player:
 
     def extra(self):
         """The wrong frame where nothing else sends it."""
-        if self.name not in self.said and self.name not in ("open", "chunk"):
+        if self.name and self.name not in self.said and self.name not in ("open", "chunk"):
             self.put(self.data)
 
     def chunk_message(self, chunk, kind=pb.DataRequest):
@@ -101,14 +103,24 @@ class Dialler(Player):
     def put(self, frame):
         self.honest.control.send(part(1, frame))
 
-    def get(self):
-        try:
-            answer = self.honest.control.answers.get(timeout=PATIENCE_S)
-        except queue.Empty:
-            raise Ended("silence") from None
-        if answer is None:
-            raise Ended(str(self.honest.control.error))
-        return answer.frame
+    def get(self, end):
+        control = self.honest.control
+        while time.monotonic() < end:
+            try:
+                answer = control.answers.get(timeout=0.02)
+            except queue.Empty:
+                if any(stream.error for stream in self.honest.data):
+                    self.give_up()
+                continue
+            if answer is None:
+                raise Ended(str(control.error))
+            return answer.frame
+        raise Ended("silence")
+
+    def give_up(self):
+        """Says so, as an honest peer does whose data streams end."""
+        self.put(pb.ControlFrame(cancel=pb.Cancel(**OTHERWISE["cancel"])).SerializeToString())
+        raise Ended("the data stream ended")
 
     def play(self):
         peer = self.honest
@@ -131,9 +143,9 @@ class Dialler(Player):
         for _ in peer.cuts():
             try:
                 if stream.answers.get(timeout=PATIENCE_S) is None:
-                    raise Ended(str(stream.error))
+                    self.give_up()
             except queue.Empty:
-                raise Ended("no chunk") from None
+                self.give_up()
         self.extra()
         self.say("receipt", **self.receipt_fields())
         return None
@@ -150,7 +162,7 @@ class Acceptor(Player):
     def put(self, frame):
         self.answers.put(part(1, frame))
 
-    def get(self):
+    def get(self, end):
         try:
             message = next(self.requests)
         except (StopIteration, grpc.RpcError) as error:

@@ -21,7 +21,7 @@ import spectrumkv as skv
 from spectrumkv.v1 import peer_service_pb2 as pb
 from spectrumkv.v1 import report_pb2
 
-TOKENS, DEADLINE_MS = 10, 2500
+TOKENS, DEADLINE_MS = 10, 3000
 RAW = dict(allocator="RAW", budget=1.1)
 GROWTH_KIB = 24 << 10
 PLACES = {"dialling sender": ("SENDER", True), "dialling receiver": ("RECEIVER", True),
@@ -95,7 +95,7 @@ class World:
             if report.state >= TERMINAL:
                 return report
             # What the peer was refused for need not be of this transfer, which goes on waiting.
-            if report.state == report_pb2.TRANSFER_STATE_WAITING and how not in ("played to the end", "dialled", "silence"):
+            if report.state == report_pb2.TRANSFER_STATE_WAITING and how not in ("played to the end", "dialled"):
                 return self.client.cancel(name)
             assert time.monotonic() < end, f"{name} does not end: {report} ({how})"
             time.sleep(0.005)
@@ -108,7 +108,8 @@ class World:
             if role == "SENDER":
                 check(self.target, [peer.words()])
         else:
-            assert report.reason and report.code not in (0, 2, 13), f"{what}: {report}"
+            assert report.reason and report.code not in ((0, 13) if report.reason == "OUTCOME_UNKNOWN" else (0, 2, 13)), (
+                f"{what}: {report}")  # fmt: skip
             assert re.fullmatch(r"[A-Z0-9_]{1,128}", report.reason), f"{what}: {report.reason!r}"
         assert not re.search(r"[\x00-\x1f\x7f]", report.message + report.reason), f"{what}: {report.message!r}"
         here, there = self.next
@@ -128,7 +129,7 @@ class World:
 @pytest.fixture(scope="module")
 def world():
     server = HostileServer()
-    with running(transfer__progress_timeout_ms=600) as daemon, running() as other:
+    with running(transfer__progress_timeout_ms=1500) as daemon, running() as other:
         with daemon.client() as client, other.client() as other_client:
             world = World(daemon, other, client, other_client, server)
             sides = (world.source, world.target, *world.next)
@@ -180,6 +181,6 @@ def test_one_field(place, path, world):
         report, peer = world.play(place, name, path[0], data.replace(some.encode(), name.encode()))
         world.look(report, peer, role, f"{place} {'.'.join(path)} = {what}")
         ends[what] = f"{report_pb2.TransferState.Name(report.state)[15:]} {report.reason} {time.monotonic() - started:.2f} s"
-    print()
+    print(f"\n{place} {'.'.join(path)}")
     for what, end in ends.items():
         print(f"  {what}: {end}")

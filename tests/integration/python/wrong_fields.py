@@ -136,6 +136,14 @@ def _honest(message, path):
 
 def wrongs(message, path):
     """(what, bytes) of `message`, a frame or a Data message, with the field at `path` wrong in every way."""
+    told = {message.SerializeToString()}
+    for what, data in _wrongs(message, path):
+        if data not in told:
+            told.add(data)
+            yield what, data
+
+
+def _wrongs(message, path):
     field = field_of(message.DESCRIPTOR, path)
     honest = _honest(message, path)
     if field.is_repeated:
