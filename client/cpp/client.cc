@@ -54,6 +54,10 @@ absl::StatusOr<Response> CallWithPool(Stub* stub, Method<Request, Response> meth
   }
 }
 
+int64_t TimeoutOf(const Client::Options& options, int64_t timeout_ms) {
+  return timeout_ms > 0 ? timeout_ms : options.call_timeout_ms;
+}
+
 // Adds "authorization: Bearer TOKEN" to every call.
 class BearerToken final : public grpc::experimental::Interceptor {
  public:
@@ -133,24 +137,24 @@ absl::StatusOr<std::unique_ptr<Pool>> Client::RegisterPool(const v1::PoolSchema&
   return Pool::Register(stub_, schema, lease_ttl_ms, options_.call_timeout_ms);
 }
 
-absl::StatusOr<v1::PlanResponse> Client::Plan(Pool* pool, v1::PlanRequest request) {
-  return CallWithPool(stub_.get(), &Stub::Plan, pool, std::move(request), options_.call_timeout_ms);
+absl::StatusOr<v1::PlanResponse> Client::Plan(Pool* pool, v1::PlanRequest request, int64_t timeout_ms) {
+  return CallWithPool(stub_.get(), &Stub::Plan, pool, std::move(request), TimeoutOf(options_, timeout_ms));
 }
 
-absl::Status Client::Send(Pool* pool, v1::SendRequest request) {
-  return CallWithPool(stub_.get(), &Stub::Send, pool, std::move(request), options_.call_timeout_ms).status();
+absl::Status Client::Send(Pool* pool, v1::SendRequest request, int64_t timeout_ms) {
+  return CallWithPool(stub_.get(), &Stub::Send, pool, std::move(request), TimeoutOf(options_, timeout_ms)).status();
 }
 
-absl::Status Client::Publish(Pool* pool, v1::PublishRequest request) {
-  return CallWithPool(stub_.get(), &Stub::Publish, pool, std::move(request), options_.call_timeout_ms).status();
+absl::Status Client::Publish(Pool* pool, v1::PublishRequest request, int64_t timeout_ms) {
+  return CallWithPool(stub_.get(), &Stub::Publish, pool, std::move(request), TimeoutOf(options_, timeout_ms)).status();
 }
 
-absl::Status Client::Expect(Pool* pool, v1::ExpectRequest request) {
-  return CallWithPool(stub_.get(), &Stub::Expect, pool, std::move(request), options_.call_timeout_ms).status();
+absl::Status Client::Expect(Pool* pool, v1::ExpectRequest request, int64_t timeout_ms) {
+  return CallWithPool(stub_.get(), &Stub::Expect, pool, std::move(request), TimeoutOf(options_, timeout_ms)).status();
 }
 
-absl::Status Client::Fetch(Pool* pool, v1::FetchRequest request) {
-  return CallWithPool(stub_.get(), &Stub::Fetch, pool, std::move(request), options_.call_timeout_ms).status();
+absl::Status Client::Fetch(Pool* pool, v1::FetchRequest request, int64_t timeout_ms) {
+  return CallWithPool(stub_.get(), &Stub::Fetch, pool, std::move(request), TimeoutOf(options_, timeout_ms)).status();
 }
 
 absl::Status Client::Advance(const std::string& transfer_id, uint32_t layers, uint32_t tokens,

@@ -18,6 +18,18 @@ std::string ToJson(const google::protobuf::Message& message) {
   return json;
 }
 
+namespace {
+
+// Names are their workers' own, and may be another user's: none moves the cursor of a terminal.
+std::string Shown(std::string text) {
+  for (char& c : text) {
+    if (std::iscntrl(static_cast<unsigned char>(c)) != 0) c = '?';
+  }
+  return text;
+}
+
+}  // namespace
+
 std::string Table(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths;
   for (const auto& row : rows) {
@@ -27,7 +39,7 @@ std::string Table(const std::vector<std::vector<std::string>>& rows) {
   std::string text;
   for (const auto& row : rows) {
     for (size_t i = 0; i < row.size(); ++i) {
-      text += row[i];
+      text += Shown(row[i]);
       if (i + 1 < row.size()) text += std::string(widths[i] - row[i].size() + 2, ' ');
     }
     text += '\n';

@@ -375,6 +375,7 @@ std::shared_ptr<DataListener> TransferManagerImpl::OnData(std::shared_ptr<DataSt
     }
   }
   if (transfer == nullptr || transfer->id() != open.transfer_id || attempt != open.attempt) return nullptr;
+  if (open.part_index != 0) return nullptr;  // a transfer has one part
   parts_.metrics->AddOverheadBytes(MessageBytes(open));
   Transfer* t = transfer.get();
   transfer->Post([t, attempt, stream] { t->AdoptData(attempt, stream); });

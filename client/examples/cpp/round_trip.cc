@@ -17,6 +17,7 @@
 #include "client/cpp/blocks.h"
 #include "client/cpp/client.h"
 #include "client/cpp/policies.h"
+#include "client/cpp/retry.h"
 #include "client/cpp/schema.h"
 #include "client/cpp/shared_memory.h"
 #include "client/cpp/status.h"
@@ -120,7 +121,10 @@ absl::StatusOr<double> RoundTrip(const std::string& prefill_socket, const std::s
   expect.set_transfer_id(id);
   expect.set_token_count(kTokens);
   *expect.add_blocks() = Blocks(0, destination);
-  if (absl::Status status = decode->client->Expect(decode->pool.get(), expect); !status.ok()) return status;
+  // A daemon that is full says when to come back.
+  absl::Status accepted =
+      Retry([&](int64_t left_ms) { return decode->client->Expect(decode->pool.get(), expect, left_ms); });
+  if (!accepted.ok()) return accepted;
 
   v1::SendRequest send;
   send.set_transfer_id(id);
@@ -128,7 +132,8 @@ absl::StatusOr<double> RoundTrip(const std::string& prefill_socket, const std::s
   send.set_token_count(kTokens);
   *send.add_blocks() = Blocks(0, source);
   *send.mutable_policy() = policy;
-  if (absl::Status status = prefill->client->Send(prefill->pool.get(), send); !status.ok()) return status;
+  accepted = Retry([&](int64_t left_ms) { return prefill->client->Send(prefill->pool.get(), send, left_ms); });
+  if (!accepted.ok()) return accepted;
 
   v1::TransferKey key;
   key.set_transfer_id(id);

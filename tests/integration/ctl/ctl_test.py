@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
@@ -19,7 +20,7 @@ LAYERS, TOKENS, HEADS, HEAD_DIM = 3, 70, 2, 64
 class Daemon:
     """A spectrumkvd with a folder and ports of its own, and spectrumkvctl pointed at it."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, **keys):
         os.makedirs(folder, mode=0o700)
         self.folder = folder
         ready = os.path.join(folder, "ready.json")
@@ -28,7 +29,7 @@ class Daemon:
             "worker.socket": f"{folder}/worker.sock", "admin.socket": f"{folder}/admin.sock", "peer.security": "plain",
             "peer.listen_address": "127.0.0.1:0", "health.listen_address": "127.0.0.1:0",
             "metrics.listen_address": "127.0.0.1:0", "memory.shared_dir": folder, "memory.send_slots": "4",
-            "memory.receive_slots": "4",
+            "memory.receive_slots": "4", **{name.replace("__", "."): str(value) for name, value in keys.items()},
         }
         flags = [flag for key, value in keys.items() for flag in ("--set", f"{key}={value}")]
         with open(self.log_path, "wb") as log:
@@ -142,6 +143,9 @@ class CtlTest(unittest.TestCase):
         # And back from .npy, into the same pool at other blocks.
         self.assertEqual(self.prefill.json("put", path, "--pool", pool, "--blocks", "3,4,5,6,7")["tokens"], TOKENS)
         self.assertEqual(self.get(self.prefill, pool, "3-7", "16"), self.values)
+        code, out, _ = self.prefill.ctl("pools")
+        self.assertEqual(code, 0)
+        self.assertRegex(out, rf"POOL .* LEASE +OWNER\n(.*\n)*{pool} .* uid {os.geteuid()}\n")
         code, _, err = self.prefill.ctl("put", path, "--pool", pool, "--blocks", "0-3")
         self.assertEqual(code, 2)
         self.assertIn("70 tokens need 5 blocks", err)
@@ -242,6 +246,26 @@ class CtlTest(unittest.TestCase):
                 code, _, err = self.prefill.ctl(*words)
                 self.assertEqual(code, 4, err)
                 self.assertIn(reason, err)
+
+    def test_a_full_daemon_is_asked_again(self):
+        daemon = Daemon(os.path.join(self.folder, "full"), transfer__max_active=1)
+        self.addCleanup(daemon.stop)
+        pool = daemon.json("pools", "create", *self.shape, "--blocks", "2")["pool"]["pool_id"]
+        expect = ("expect", "--pool", pool, "--tokens", "1")
+        daemon.json(*expect, "--transfer", "a", "--blocks", "0")
+        begin = time.monotonic()
+        code, _, err = daemon.ctl(*expect, "--transfer", "b", "--blocks", "1", "--timeout", "1")
+        self.assertEqual(code, 4, err)
+        self.assertRegex(err, r"TRANSFERS_FULL(.|\n)*try again after \d+ ms")
+        self.assertTrue(0.5 < time.monotonic() - begin < 5, "it has tried for about a second")
+        waiting = threading.Thread(target=lambda: codes.append(daemon.ctl(*expect, "--transfer", "b", "--blocks", "1")))
+        codes = []
+        waiting.start()
+        waiting.join(0.5)
+        self.assertEqual(codes, [], "it waits")
+        daemon.json("transfers", "cancel", "a")
+        waiting.join(60)
+        self.assertEqual([code for code, _, _ in codes], [0], codes)
 
     def test_cpp_example(self):
         done = subprocess.run([ROUND_TRIP, f"{self.prefill.folder}/worker.sock", f"{self.decode.folder}/worker.sock",

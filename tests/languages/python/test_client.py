@@ -157,6 +157,18 @@ def test_wait_held_says_whether_the_daemon_would_notice_a_death(daemon, client, 
         assert pool.wait_held()
 
 
+def test_registers_again_when_the_daemon_says_that_it_may(daemon, client, group):
+    with client.daemon_owned_pool([group], model="m") as pool:
+        daemon.worker.pings.get(timeout=5)
+        full = (grpc.StatusCode.RESOURCE_EXHAUSTED, "POOLS_QUOTA", "full", None, 700)
+        daemon.worker.registration_failures = [full, full]
+        daemon.worker.restart()
+        daemon.worker.hold_events.put("LEASE_EXPIRED")
+        until(lambda: pool.registrations == 2)
+        at = daemon.worker.registered_at
+        assert len(at) == 4 and min(at[3] - at[2], at[2] - at[1]) >= 0.7
+
+
 @pytest.fixture
 def noise(monkeypatch, caplog):
     """What threads died of, and what was logged as a warning or worse."""

@@ -103,6 +103,7 @@ TEST_P(TransportTest, AcceptorClosesWithAReasonAfterItsFrames) {
   auto accepted = link_->acceptor.WaitControl();
   ASSERT_NE(accepted.stream, nullptr);
   ReceiptFrame receipt;
+  receipt.code = static_cast<int32_t>(absl::StatusCode::kFailedPrecondition);
   receipt.reason = "SCHEMA_MISMATCH";
   accepted.stream->Send(receipt);
   accepted.stream->Close(

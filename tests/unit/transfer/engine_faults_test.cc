@@ -381,23 +381,6 @@ TEST_F(EngineTest, SilenceIsCountedFromTheLastWord) {
   EXPECT_LT(report.duration_seconds, 5.8) << "noticed at the heartbeat after";
 }
 
-TEST_F(EngineTest, AChangedSourceIsNoticed) {
-  Build();
-  source_layout_.generations = true;
-  Prepare();
-  // An odd generation: block 7 is being written. The table is not reachable through PutBlock, so write through a hold.
-  std::unique_ptr<BlockHold> hold = Source();
-  std::vector<uint64_t> generations;
-  hold->ReadGenerations(0, 0, 80, &generations);
-  EXPECT_FALSE(generations.empty());
-  EXPECT_TRUE(hold->has_generations());
-  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
-  ASSERT_TRUE(a_->manager().StartSender(Send("t", std::move(hold), Raw())).ok());
-  const TransferReport report = a_->Watch("t", Role::kSender)->WaitTerminal();
-  EXPECT_EQ(report.state, TransferState::kCommitted) << report.error;
-  EXPECT_EQ(report.source_guard, "generations");
-}
-
 // The half that comes after the other one has ended hears of it at once, not when its own deadline has passed.
 TEST_F(EngineTest, ASenderThatEndedFirstIsHeardByTheReceiverThatComesLater) {
   Build();

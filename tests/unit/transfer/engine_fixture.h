@@ -153,6 +153,8 @@ class GatedBackend final : public ForwardingBackend {
 struct EngineSettings {
   size_t slots = 8;
   TransferOptions options;
+  const Backend* backend = ScalarBackend();
+  uint64_t reconstruction_chunks = 0;  // see Metrics
 };
 
 // One daemon's engine: pool registry, slots, executors, manager.
@@ -165,7 +167,8 @@ class Engine {
         compute_(std::make_unique<ThreadPool>(2)),
         send_slots_(settings.slots, 2 << 20),
         receive_slots_(settings.slots, 2 << 20, SlotPool::Backing::kNone),
-        backend_(ScalarBackend()) {
+        backend_(settings.backend),
+        metrics_({"test", "test", "test"}, settings.reconstruction_chunks) {
     PoolLimits limits;
     limits.max_owned_bytes = uint64_t{1} << 30;
     limits.max_chunk_bytes = 2 << 20;
