@@ -234,15 +234,21 @@ void Transfer::LinkBroke(absl::Status why) {
                           absl::StrCat("nobody listens at ", setup_.peer, " any more: ", std::string(why.message())),
                           {{"peer", setup_.peer}}));
   }
-  if (now - link_lost_ns_ >= options().progress_timeout_ms * kMsToNs) {
-    const std::string reason = peer_epoch_ == 0 ? "PEER_UNREACHABLE" : "PEER_GONE";
-    return Fail(MakeError(absl::StatusCode::kUnavailable, reason,
-                          absl::StrCat("no connection to the peer ", setup_.peer, " for ",
-                                       options().progress_timeout_ms, " ms: ", std::string(why.message())),
-                          {{"peer", setup_.peer}}));
-  }
+  if (now - link_lost_ns_ >= options().progress_timeout_ms * kMsToNs) return FailWithoutLink();
   if (dials()) ScheduleRedial();
   ArmTick();
+}
+
+// The link broke, and nothing came after it for the progress timeout.
+void Transfer::FailWithoutLink() {
+  const std::string patience = absl::StrCat(options().progress_timeout_ms, " ms");
+  if (!dials()) {
+    return Fail(MakeError(absl::StatusCode::kUnavailable, "PEER_GONE",
+                          absl::StrCat("the peer did not come back within ", patience, ": ", last_break_)));
+  }
+  Fail(MakeError(absl::StatusCode::kUnavailable, peer_epoch_ == 0 ? "PEER_UNREACHABLE" : "PEER_GONE",
+                 absl::StrCat("no connection to the peer ", setup_.peer, " for ", patience, ": ", last_break_),
+                 {{"peer", setup_.peer}}));
 }
 
 void Transfer::ScheduleRedial() {
@@ -269,13 +275,10 @@ void Transfer::Tick() {
   const int64_t now = NowNs();
   const int64_t patience_ns = options().progress_timeout_ms * kMsToNs;
   if (link_.control == nullptr) {
-    // A dialler's own attempts notice; an acceptor waits for the peer to come back.
-    if (!dials() && link_lost_ns_ != 0 && now - link_lost_ns_ >= patience_ns) {
-      return Fail(MakeError(absl::StatusCode::kUnavailable, "PEER_GONE",
-                            absl::StrCat("the peer did not come back within ", options().progress_timeout_ms, " ms")));
-    }
+    if (link_lost_ns_ != 0 && now - link_lost_ns_ >= patience_ns) return FailWithoutLink();
   } else {
     if (now - SilentSinceNs() >= patience_ns) {
+      if (link_lost_ns_ > last_heard_ns_.load(std::memory_order_relaxed)) return FailWithoutLink();
       return Fail(MakeError(absl::StatusCode::kUnavailable, "PEER_SILENT",
                             absl::StrCat("the peer has been silent for ", options().progress_timeout_ms, " ms")));
     }

@@ -164,6 +164,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   // Two heartbeats of the peer's.
   bool HeartbeatsOverdue() const;
   int64_t SilentSinceNs() const;
+  void FailWithoutLink();
   void ScheduleRedial();
   void Tick();
   void ArmTick();
