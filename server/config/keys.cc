@@ -291,7 +291,7 @@ std::vector<KeySpec> MakeTransferKeys() {
        kHourMs,
        {},
        "A peer that is silent for so long fails the transfer. Heartbeats are sent every third of it, so a slow prefill "
-       "does not."},
+       "does not. A connection that delivers nothing for two thirds of it, at most 10 s, is broken off and made anew."},
       {"transfer.max_active",
        KeyKind::kCount,
        Ref(FIELD(transfer.max_active)),

@@ -104,6 +104,12 @@ absl::Status Named(const std::string& key, const absl::Status& error) {
   return MakeError(error.code(), ReasonOf(error), key + ": " + std::string(error.message()), metadata);
 }
 
+// Less than the patience of a transfer that has dialled on such a connection, so that it can dial anew.
+int64_t UndeliveredTimeoutMs(const Config& config) {
+  constexpr int64_t kMaxMs = 10'000;
+  return std::min(kMaxMs, static_cast<int64_t>(config.transfer.progress_timeout_ms) * 2 / 3);
+}
+
 TransferOptions TransferOptionsOf(const Config& config, uint64_t epoch) {
   TransferOptions options;
   options.epoch = epoch;
@@ -223,6 +229,7 @@ absl::Status Daemon::Impl::StartEngine() {
   GrpcTransportOptions transport;
   transport.security = SecurityOf(config_);
   transport.connect_timeout_ms = static_cast<int64_t>(config_.peer.connect_timeout_ms);
+  transport.undelivered_timeout_ms = UndeliveredTimeoutMs(config_);
   transport.max_message_bytes = config_.peer.max_message_bytes;
   auto made = GrpcTransport::Create(transport);
   if (!made.ok()) return made.status();
@@ -349,6 +356,7 @@ absl::Status Daemon::Impl::StartServers() {
   PeerServerOptions peer;
   peer.listen_address = config_.peer.listen_address;
   peer.security = SecurityOf(config_);
+  peer.undelivered_timeout_ms = UndeliveredTimeoutMs(config_);
   peer.max_message_bytes = config_.peer.max_message_bytes;
   auto peer_server = PeerServer::Start(peer, transfers_.get());
   if (!peer_server.ok()) return peer_server.status();

@@ -17,6 +17,9 @@ namespace spectrumkv {
 struct GrpcTransportOptions {
   PeerSecurity security;
   int64_t connect_timeout_ms = 3000;
+  // A connection that has delivered nothing of what was sent for so long is broken off (TCP_USER_TIMEOUT), instead of
+  // trying again at ever longer intervals: what waits on it can dial anew.
+  int64_t undelivered_timeout_ms = 10'000;
   // A larger message from a peer closes its stream (RESOURCE_EXHAUSTED MESSAGE_TOO_LARGE).
   size_t max_message_bytes = size_t{16} << 20;
   // Connections kept, over all peers; the least recently used go first.

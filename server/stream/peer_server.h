@@ -19,6 +19,8 @@ struct PeerServerOptions {
   size_t max_message_bytes = size_t{16} << 20;
   // HTTP/2 streams per connection; a peer that opens more waits.
   int max_streams_per_connection = 4096;
+  // As GrpcTransportOptions::undelivered_timeout_ms.
+  int64_t undelivered_timeout_ms = 10'000;
   // From the start of a stream to its hello or DataOpen.
   int64_t open_timeout_ms = 10'000;
 };

@@ -13,10 +13,18 @@ constexpr char kHungUp[] = "Socket closed";
 // The same where words of ours had not been read yet.
 constexpr char kHungUpHard[] = "Connection reset";
 
+// The same where the peer's machine says that nobody listens.
+constexpr char kRefused[] = "Connection refused";
+
 bool HungUp(const absl::Status& status) {
   const std::string words(status.message());
   return status.code() == absl::StatusCode::kUnavailable &&
          (words.find(kHungUp) != std::string::npos || words.find(kHungUpHard) != std::string::npos);
+}
+
+bool Refused(const absl::Status& status) {
+  return status.code() == absl::StatusCode::kUnavailable &&
+         std::string(status.message()).find(kRefused) != std::string::npos;
 }
 
 absl::Status PeerGone(const std::string& message) {
@@ -188,8 +196,11 @@ absl::Status StreamCore::FinalStatusLocked(const absl::Status& wire_status) cons
     case absl::StatusCode::kInternal:
     case absl::StatusCode::kUnknown:
     case absl::StatusCode::kDeadlineExceeded:
-      return MakeError(absl::StatusCode::kUnavailable, dialling ? "PEER_UNREACHABLE" : "PEER_GONE", text,
-                       {{"peer", peer_}});
+      return MakeError(absl::StatusCode::kUnavailable,
+                       !dialling              ? "PEER_GONE"
+                       : Refused(wire_status) ? kNobodyListens
+                                              : "PEER_UNREACHABLE",
+                       text, {{"peer", peer_}});
     case absl::StatusCode::kResourceExhausted:
       return MakeError(wire_status.code(), "MESSAGE_TOO_LARGE", text, {{"peer", peer_}});
     case absl::StatusCode::kUnimplemented: return MakeError(wire_status.code(), "NOT_A_PEER", text, {{"peer", peer_}});

@@ -161,6 +161,10 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   void HearLastWords(const ControlSession& session, const HelloFrame& hello);
   void DropLink(bool good_order);
   void GiveUpSilentPeer();
+  // Two heartbeats of the peer's.
+  bool HeartbeatsOverdue() const;
+  int64_t SilentSinceNs() const;
+  void FailWithoutLink();
   void ScheduleRedial();
   void Tick();
   void ArmTick();

@@ -169,7 +169,7 @@ TEST_F(MemoryFaults, SeveralEndsAndUnknownOnes) {
   executor_.RunAll();
   EXPECT_EQ(other.WaitControl().listener->frames().size(), 1u);
   EXPECT_EQ(other.WaitControl().stream->peer(), "prefill");
-  EXPECT_EQ(ReasonOf(to_nobody->WaitClosed(0)), "PEER_UNREACHABLE");
+  EXPECT_EQ(ReasonOf(to_nobody->WaitClosed(0)), kNobodyListens);
   network_.RemoveEnd("other");
   executor_.RunAll();
   EXPECT_EQ(ReasonOf(to_other->WaitClosed(0)), "PEER_GONE");

@@ -114,6 +114,39 @@ TEST_F(EngineTest, APeerThatIsNotThereFailsWithinTheProgressTimeout) {
   EXPECT_EQ(report.state, TransferState::kFailed);
   EXPECT_EQ(report.error.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(ReasonOf(report.error), "PEER_UNREACHABLE");
+  EXPECT_GE(report.duration_seconds, 1.5) << "it may be on its way up";
+}
+
+TEST_F(EngineTest, APeerThatComesLateIsMet) {
+  Build();
+  Prepare();
+  network_->RemoveEnd("b");
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
+  ASSERT_TRUE(a_->manager().StartSender(Send("t", Source(), Raw())).ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  network_->AddEnd("b", &b_->manager());
+  const TransferReport report = a_->Watch("t", Role::kSender)->WaitTerminal();
+  EXPECT_EQ(report.state, TransferState::kCommitted) << report.error;
+  EXPECT_GT(report.attempts, 1u);
+}
+
+// Where a peer was met before and nobody listens now, its process is gone, and all it had of the transfer.
+TEST_F(EngineTest, APeerThatDiesIsNoticedAtOnceByTheSideThatDials) {
+  progress_timeout_ms_ = 10000;
+  Build();
+  Prepare();
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
+  SenderSpec spec = Send("t", Source(), Raw());
+  spec.layerwise = true;
+  ASSERT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
+  ASSERT_TRUE(a_->manager().Advance(kMe, "t", 1, 80, {}).ok());
+  ASSERT_TRUE(b_->Watch("t", Role::kReceiver)->WaitLayers(1));
+  network_->RemoveEnd("b");
+  const TransferReport report = a_->Watch("t", Role::kSender)->WaitTerminal(5);
+  EXPECT_EQ(report.state, TransferState::kFailed);
+  EXPECT_EQ(report.error.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ReasonOf(report.error), "PEER_GONE");
+  EXPECT_EQ(report.attempts, 2u);
 }
 
 TEST_F(EngineTest, ALostPoolEndsItsTransfersOnBothSides) {
@@ -379,6 +412,29 @@ TEST_F(EngineTest, SilenceIsCountedFromTheLastWord) {
   EXPECT_EQ(ReasonOf(report.error), "PEER_SILENT");
   EXPECT_GE(report.duration_seconds, 4.5);
   EXPECT_LT(report.duration_seconds, 5.8) << "noticed at the heartbeat after";
+}
+
+// A connection that breaks over silence, and another that is silent as well, are no word of the peer's.
+TEST_F(EngineTest, SilenceIsCountedThroughABreak) {
+  progress_timeout_ms_ = 3000;
+  Build();
+  Prepare();
+  network_->SetFaultHook([](const FaultPoint& point) {
+    Fault fault;
+    if (point.from == "b") fault.kind = Fault::Kind::kDrop;
+    return fault;
+  });
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
+  ASSERT_TRUE(a_->manager().StartSender(Send("t", Source(), Raw())).ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(2400));
+  network_->RemoveEnd("b");
+  network_->AddEnd("b", &b_->manager());
+  const TransferReport report = a_->Watch("t", Role::kSender)->WaitTerminal(20);
+  network_->SetFaultHook(nullptr);
+  EXPECT_EQ(ReasonOf(report.error), "PEER_SILENT");
+  EXPECT_EQ(report.attempts, 2u);
+  EXPECT_GE(report.duration_seconds, 3.0);
+  EXPECT_LT(report.duration_seconds, 4.0) << "counted from the second dial";
 }
 
 // The half that comes after the other one has ended hears of it at once, not when its own deadline has passed.
