@@ -213,7 +213,8 @@ def test_a_worker_that_stands_still_holds_up_nobody():
     it is told everything in order when it runs again."""
     layers = 48
     group = small_group(layers=range(layers), num_blocks=24)
-    with running() as a, running() as b, a.client() as source, b.client() as target:
+    patient = dict(transfer__progress_timeout_ms=20000)  # silence is not what this is about
+    with running(**patient) as a, running(**patient) as b, a.client() as source, b.client() as target:
         name = unique("still")
         here = make_side(source, a, [group], {0: [1, 2, 3]})
         there = make_side(target, b, [group], {0: [5, 0, 7]})
@@ -233,6 +234,7 @@ def test_a_worker_that_stands_still_holds_up_nobody():
                     return statistics.median(took)
 
                 alone = quickly("alone")
+                assert worker.stdout.readline().strip() == "expecting"
                 source.send(name, peer=b.peer, pool=here.pool, layerwise=True, deadline_ms=120000, **where)
                 source.advance(name, layers=1, tokens=10)
                 assert worker.stdout.readline().strip() == "watching"
@@ -268,6 +270,7 @@ client = skv.Client(sys.argv[2])
 group = small_group(layers=range(int(sys.argv[4])))
 with client.shared_memory_pool([group], model="m") as pool:
     client.expect(sys.argv[3], pool=pool, token_count=10, blocks=[1, 2, 3], deadline_ms=120000)
+    print("expecting", flush=True)
     watch = client.watch(sys.argv[3], timeout_s=120)
     first = next(watch)
     print("watching", flush=True)
