@@ -180,8 +180,10 @@ TEST_F(EngineTest, ASourceThatPausesHoldsUpNobody) {
     EXPECT_TRUE(b_->manager().StartReceiver(Expect(id, b_->Target(target_pool_, {{first, 5}}, 80))).ok());
     EXPECT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
   };
-  for (const std::string& id : {"pause1", "pause2"}) {
-    start(id, id == "pause1" ? 0 : 5, true);
+  const std::string pausing[] = {"pause1", "pause2"};
+  for (size_t i = 0; i < 2; ++i) {
+    const std::string& id = pausing[i];
+    start(id, 5 * i, true);
     ASSERT_TRUE(a_->manager().Advance(kMe, id, 1, 80, {}).ok());
     ASSERT_TRUE(b_->Watch(id, Role::kReceiver)->WaitLayers(1));
   }
@@ -191,7 +193,7 @@ TEST_F(EngineTest, ASourceThatPausesHoldsUpNobody) {
     ASSERT_EQ(b_->Watch(id, Role::kReceiver)->WaitTerminal(10).state, TransferState::kCommitted) << id;
     EXPECT_TRUE(ReadBlocks(*b_, target_pool_, target_layout_, {10, 11, 12, 13, 14}) == sent_);
   }
-  for (const std::string& id : {"pause1", "pause2"}) {
+  for (const std::string& id : pausing) {
     ASSERT_TRUE(a_->manager().Advance(kMe, id, 40, 80, {}).ok());
     EXPECT_EQ(b_->Watch(id, Role::kReceiver)->WaitTerminal().state, TransferState::kCommitted) << id;
   }
