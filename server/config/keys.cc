@@ -199,8 +199,8 @@ std::vector<KeySpec> MakeMemoryKeys() {
        65536,
        {},
        "The same for chunks that came in and are not decoded yet. Apart from memory.send_slots, so that two daemons "
-       "that "
-       "send to each other cannot block each other."},
+       "that send to each other cannot block each other. A quarter of them is kept for transfers that have none yet, so "
+       "that sources which pause hold up nobody else's."},
       {"memory.slot_bytes",
        KeyKind::kBytes,
        Ref(FIELD(memory.slot_bytes)),

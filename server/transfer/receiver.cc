@@ -200,18 +200,25 @@ void ReceiverTransfer::OnFirstSlot(std::shared_ptr<Slot> slot) {
   waits_for_slot_ = false;
   if (slot_asked_ns_ != 0) slot_seconds_ = static_cast<double>(NowNs() - slot_asked_ns_) * 1e-9;
   if (terminal()) return;
-  const uint32_t want = static_cast<uint32_t>(std::min<uint64_t>(options().credits_per_transfer, cuts_.size()));
+  slots_wanted_ = static_cast<uint32_t>(std::min<uint64_t>(options().credits_per_transfer, cuts_.size()));
   {
     std::lock_guard<std::mutex> lock(slots_mutex_);
     free_slots_.push_back(std::move(*slot));
-    while (free_slots_.size() < want) {
-      Slot more = parts().receive_slots->TryAcquire();
+    while (free_slots_.size() < slots_wanted_) {
+      Slot more = SpareSlot();
       if (!more) break;
       free_slots_.push_back(std::move(more));
     }
     slots_owned_ = static_cast<uint32_t>(free_slots_.size());
   }
   if (manifest_attempt_ == attempt_.load() && link_.control != nullptr && !link_.joined) Accept();
+}
+
+// One more than the first. A credit that was given cannot be taken back, and its peer may be long in using it: a source
+// that pauses between layers. So the last quarter is for transfers that have no slot yet.
+Slot ReceiverTransfer::SpareSlot() {
+  SlotPool* const slots = parts().receive_slots;
+  return slots->count() - slots->used() > slots->count() / 4 ? slots->TryAcquire() : Slot();
 }
 
 void ReceiverTransfer::Accept() {
@@ -311,6 +318,13 @@ void ReceiverTransfer::ReturnSlot(std::shared_ptr<Slot> slot) {
     } else {
       free_slots_.push_back(std::move(*slot));
       ++credits_owed_;
+      // There was less room when it was admitted.
+      const uint32_t most = coverage_->layers_ready() == 0 ? std::min(slots_wanted_, kFirstCredits) : slots_wanted_;
+      if (Slot more = owned < most ? SpareSlot() : Slot()) {
+        free_slots_.push_back(std::move(more));
+        ++slots_owned_;
+        ++credits_owed_;
+      }
     }
   }
   slot->Release();

@@ -39,6 +39,7 @@ class ReceiverTransfer final : public Transfer {
   // Gets the first receive slot (waiting for it), then as many more as are free; then accepts.
   void AdmitWhenThereIsRoom();
   void OnFirstSlot(std::shared_ptr<Slot> slot);
+  Slot SpareSlot();
   void Accept();
 
   // Compute executor.
@@ -74,6 +75,7 @@ class ReceiverTransfer final : public Transfer {
   std::mutex slots_mutex_;
   std::vector<Slot> free_slots_;
   uint32_t slots_owned_ = 0;
+  uint32_t slots_wanted_ = 0;  // strand
   // Of the same lock: since when there has been a chunk to decode, and for how long in all.
   uint32_t chunks_held_ = 0;
   int64_t first_chunk_ns_ = 0, held_since_ns_ = 0, last_return_ns_ = 0, busy_ns_ = 0;

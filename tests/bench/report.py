@@ -22,7 +22,8 @@ INTRO = (
     "memory, 1 MiB writes, nothing scattered on either side); NIXL {nixl} (UCX over TCP, descriptors prepared "
     "beforehand); Mooncake {mooncake} (TCP, pooled connections); and two daemons with checksums on. The systems move the "
     "same number of bytes in pages of the same size from scattered places to scattered places, and what arrived is "
-    "checked. CPU-s per GB: both sides together, user and system.",
+    "checked. CPU-s per GB: both sides together, user and system. How soon each tells an error when its peer dies or stops: "
+    "[failures.md](failures.md).",
 )
 
 

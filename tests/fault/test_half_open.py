@@ -44,7 +44,7 @@ def test_the_next_transfer_commits(how, source, world):
             world.net.mute(source if how == "mute_dialler" else 1 - source)
         lost = time.monotonic()
         torture.give_orders(world, record)
-        assert observer.wait(observer.all_over, PROGRESS_S)
+        assert observer.wait(observer.all_over, 5)
         time.sleep(max(0, lost + LOST_FOR_S - time.monotonic()))
     finally:
         world.net.heal()

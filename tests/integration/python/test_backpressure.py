@@ -105,6 +105,9 @@ class SlowLink:
         self.peer = self._proxy.__enter__().address
         return self
 
+    def resume(self):
+        pass
+
     def __exit__(self, *what):
         self._proxy.__exit__(*what)
 
@@ -127,9 +130,12 @@ class SlowDecode:
         self._thread.start()
         return self
 
-    def __exit__(self, *_):
+    def resume(self):
         self._over.set()
         self._thread.join()
+
+    def __exit__(self, *_):
+        self.resume()
 
 
 class StoppedDecode:
@@ -144,8 +150,11 @@ class StoppedDecode:
     def begun(self):
         self._daemon.process.send_signal(signal.SIGSTOP)
 
-    def __exit__(self, *_):
+    def resume(self):
         self._daemon.process.send_signal(signal.SIGCONT)
+
+    def __exit__(self, *_):
+        self.resume()
 
 
 @pytest.mark.parametrize("kind", [SlowLink, SlowDecode, StoppedDecode])
@@ -187,12 +196,14 @@ def test_a_slow_decode_side_slows_its_own_transfers_only(kind):
                     reports = [source.get_transfer(f"{name}.slow{i}") for i in range(SLOW)]
                     under_way = sum(report.state < report_pb2.TRANSFER_STATE_COMMITTED for report in reports)
                     seconds = time.monotonic() - begin
+                    way.resume()
+                    ends = [lame.wait(f"{name}.slow{i}", timeout_s=60).state for i in range(SLOW)]
                 print(f"\nalone {alone * 1e3:.1f} ms, beside {kind.__name__} {beside * 1e3:.1f} ms: {beside / alone:.1f} times;"
                       f" {under_way} of {SLOW} slow ones under way after {seconds:.2f} s")  # fmt: skip
                 assert under_way > 0, "the slow ones were too quick to show anything"
                 assert beside < max(FACTOR * alone, 0.05)
+                assert ends == SLOW * [report_pb2.TRANSFER_STATE_COMMITTED]
                 for i in range(SLOW):
-                    assert lame.wait(f"{name}.slow{i}", timeout_s=30).state == report_pb2.TRANSFER_STATE_COMMITTED
                     words = far.pool.read_tokens(slow_tokens, blocks[i]).view("<u2")
                     assert (words == kv[:, :, 256 * i : 256 * i + 256]).all(), i
 
@@ -202,7 +213,8 @@ def test_a_worker_that_stands_still_holds_up_nobody():
     it is told everything in order when it runs again."""
     layers = 48
     group = small_group(layers=range(layers), num_blocks=24)
-    with running() as a, running() as b, a.client() as source, b.client() as target:
+    patient = dict(transfer__progress_timeout_ms=20000)  # silence is not what this is about
+    with running(**patient) as a, running(**patient) as b, a.client() as source, b.client() as target:
         name = unique("still")
         here = make_side(source, a, [group], {0: [1, 2, 3]})
         there = make_side(target, b, [group], {0: [5, 0, 7]})
@@ -222,7 +234,8 @@ def test_a_worker_that_stands_still_holds_up_nobody():
                     return statistics.median(took)
 
                 alone = quickly("alone")
-                source.send(name, peer=b.peer, pool=here.pool, layerwise=True, **where)
+                assert worker.stdout.readline().strip() == "expecting"
+                source.send(name, peer=b.peer, pool=here.pool, layerwise=True, deadline_ms=120000, **where)
                 source.advance(name, layers=1, tokens=10)
                 assert worker.stdout.readline().strip() == "watching"
                 worker.send_signal(signal.SIGSTOP)
@@ -256,8 +269,9 @@ from moves import small_group
 client = skv.Client(sys.argv[2])
 group = small_group(layers=range(int(sys.argv[4])))
 with client.shared_memory_pool([group], model="m") as pool:
-    client.expect(sys.argv[3], pool=pool, token_count=10, blocks=[1, 2, 3])
-    watch = client.watch(sys.argv[3], timeout_s=60)
+    client.expect(sys.argv[3], pool=pool, token_count=10, blocks=[1, 2, 3], deadline_ms=120000)
+    print("expecting", flush=True)
+    watch = client.watch(sys.argv[3], timeout_s=120)
     first = next(watch)
     print("watching", flush=True)
     for event in watch:

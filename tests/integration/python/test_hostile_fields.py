@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from google.protobuf.message import DecodeError
 from hostile import HostilePeer, hostile_group
 from moves import POISON, check, fill, make_side, move, poison, random_words, small_group, unique
 from players import ANY_SESSION, OTHERWISE, Acceptor, Dialler, Ended, HostileServer
@@ -32,6 +33,33 @@ SAYS = {
     "dialling receiver": ("hello", "accept", "credit", "heartbeat", "cancel", "receipt", "open"),
     "dialled sender": ("hello_reply", "manifest", "heartbeat", "cancel", "open", "chunk"),
     "dialled receiver": ("hello_reply", "accept", "credit", "heartbeat", "cancel", "receipt"),
+}
+# Fields, and all below them, whose value is the peer's own affair: a transfer may commit whatever it is. A value of any
+# other field is refused: one that is new is, until it stands here.
+FREE = {
+    "hello.epoch": "names the peer's life; compared with itself alone",
+    "hello.deadline_ms": "the peer's own; ours is our worker's",
+    "hello.shape.groups.data_type": "float16 and others convert; the manifest and each chunk say what travels",
+    "hello.accept_dropped": "allows more, asks for nothing",
+    "hello.outcome_only": "a half that is not over goes on",
+    "hello_reply.epoch": "as hello.epoch",
+    "hello_reply.session": "the peer's own name for its attempt; 0 is none",
+    "hello_reply.shape": "the manifest's counts",
+    "manifest.streams": "a hint",
+    "heartbeat.reason": "for people",
+    "accept.fence": "the peer's own number; 0 is none",
+    "accept.chunks_received": "of chunks that were handed to the network before; the first attempt has none",
+    "accept.credits": "room at the peer; no more is sent than there is, nor than there are chunks",
+    "accept.streams": "a bound",
+    "credit.credits": "as accept.credits",
+    "receipt.reason": "of a failure",
+    "receipt.message": "of a failure",
+    "receipt.chunks_received": "for the report",
+    "receipt.chunks_duplicate": "for the report",
+    "receipt.first_layer_ready_seconds": "for the report",
+    "receipt.span_seconds": "for estimates about this peer",
+    "receipt.busy_seconds": "for estimates about this peer",
+    "open.stream": "a name; bounded",
 }
 CASES = [(place, path) for place, kinds in SAYS.items() for path in all_paths() if path[0] in kinds]
 TERMINAL = report_pb2.TRANSFER_STATE_COMMITTED
@@ -146,6 +174,25 @@ def world():
         server.stop()
 
 
+def is_free(path):
+    return any(".".join(path[:n]) in FREE for n in range(1, len(path) + 1))
+
+
+def says_the_same(message, data):
+    """Bytes that mean what an honest peer says, written otherwise."""
+    try:
+        other = type(message).FromString(data)
+    except DecodeError:
+        return False
+    other.DiscardUnknownFields()
+    return other == message
+
+
+def test_no_field_is_forgotten():
+    assert {path for _, path in CASES} == set(all_paths()), "a message that nobody says"
+    assert {".".join(path) for path in all_paths()} >= set(FREE), "a field that is no more"
+
+
 def honest_message(place, kind, name):
     """The frame, or Data message, that an honest peer in this place sends."""
     role, dials = PLACES[place]
@@ -174,13 +221,20 @@ def test_an_honest_peer_commits(place, world):
 @pytest.mark.parametrize("place, path", CASES, ids=lambda part: ".".join(part) if isinstance(part, tuple) else part)
 def test_one_field(place, path, world):
     role, _ = PLACES[place]
-    some, ends = unique("w"), {}
-    for what, data in wrongs(honest_message(place, path[0], some), path):
+    some, ends, refused = unique("w"), {}, 0
+    honest = honest_message(place, path[0], some)
+    for what, data in wrongs(honest, path):
         name, started = unique("w"), time.monotonic()
         assert len(name) == len(some)
         report, peer = world.play(place, name, path[0], data.replace(some.encode(), name.encode()))
         world.look(report, peer, role, f"{place} {'.'.join(path)} = {what}")
+        if report.state != report_pb2.TRANSFER_STATE_COMMITTED:
+            refused += 1
+        else:
+            assert path[0] != "cancel", f"{what} of a cancel did not end the transfer"
+            assert is_free(path) or path == ("heartbeat",) or says_the_same(honest, data), f"{what} has committed"
         ends[what] = f"{report_pb2.TransferState.Name(report.state)[15:]} {report.reason} {time.monotonic() - started:.2f} s"
     print(f"\n{place} {'.'.join(path)}")
     for what, end in ends.items():
         print(f"  {what}: {end}")
+    assert refused or is_free(path), "nothing of this field was refused"

@@ -197,6 +197,41 @@ TEST_F(EngineTest, ABrokenConnectionIsResumedAndOnlyWhatIsMissingIsSentAgain) {
   EXPECT_TRUE(ReadBlocks(*b_, target_pool_, target_layout_, blocks) == sent_);
 }
 
+// A layer-wise source has credits while it pauses, perhaps for seconds: they are not all the room that the receiver has.
+TEST_F(EngineTest, ASourceThatPausesHoldsUpNobody) {
+  source_layout_.layers = target_layout_.layers = 40;
+  source_layout_.block_tokens = target_layout_.block_tokens = 16;
+  EngineSettings settings;
+  settings.slots = 8;
+  Build(settings);
+  source_pool_ = a_->AddPool(source_layout_);
+  target_pool_ = b_->AddPool(target_layout_);
+  sent_ = FillBlocks(*a_, source_pool_, source_layout_, {7, 3, 4, 20, 1}, 1);
+  const auto start = [&](const std::string& id, uint64_t first, bool layerwise) {
+    SenderSpec spec = Send(id, Source(), Raw());
+    spec.layerwise = layerwise;
+    EXPECT_TRUE(b_->manager().StartReceiver(Expect(id, b_->Target(target_pool_, {{first, 5}}, 80))).ok());
+    EXPECT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
+  };
+  const std::string pausing[] = {"pause1", "pause2"};
+  for (size_t i = 0; i < 2; ++i) {
+    const std::string& id = pausing[i];
+    start(id, 5 * i, true);
+    ASSERT_TRUE(a_->manager().Advance(kMe, id, 1, 80, {}).ok());
+    ASSERT_TRUE(b_->Watch(id, Role::kReceiver)->WaitLayers(1));
+  }
+  for (int i = 0; i < 5; ++i) {
+    const std::string id = "quick" + std::to_string(i);
+    start(id, 10, false);
+    ASSERT_EQ(b_->Watch(id, Role::kReceiver)->WaitTerminal(10).state, TransferState::kCommitted) << id;
+    EXPECT_TRUE(ReadBlocks(*b_, target_pool_, target_layout_, {10, 11, 12, 13, 14}) == sent_);
+  }
+  for (const std::string& id : pausing) {
+    ASSERT_TRUE(a_->manager().Advance(kMe, id, 40, 80, {}).ok());
+    EXPECT_EQ(b_->Watch(id, Role::kReceiver)->WaitTerminal().state, TransferState::kCommitted) << id;
+  }
+}
+
 TEST_F(EngineTest, ACorruptedChunkFailsTheTransferOnBothSidesAndTheNextIsServed) {
   Build();
   Prepare();
