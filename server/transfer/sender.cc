@@ -318,6 +318,10 @@ void SenderTransfer::HandToNetwork() {
       if (outstanding_[i] < outstanding_[stream]) stream = i;
     }
     if (outstanding_[stream] >= kMaxOutstandingPerStream) return;
+    if (handed_ + 1 == chunk_state_.size()) {
+      // Before the receiver can have all of it: a file that was cut and grown again was read as zeros without a fault.
+      if (absl::Status whole = source_->LookAtMemory(); !whole.ok()) return Fail(std::move(whole));
+    }
     next_stream_ = stream + 1;
     Encoded chunk = std::move(encoded_.front());
     encoded_.pop_front();
