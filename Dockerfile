@@ -19,7 +19,7 @@ FROM ${BASE_IMAGE} AS build
 RUN apt-get update \
  && apt-get install -y --no-install-recommends cmake ninja-build g++ pkg-config libgrpc++-dev libssl-dev \
       protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev libyaml-cpp-dev prometheus-cpp-dev ccache \
- && rm -rf /var/lib/apt/lists/*
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/*
 ARG BASE_IMAGE
 ARG CUDA_IMAGE
 # The slash: /usr/local/cuda is a link in NVIDIA's images.
@@ -32,6 +32,7 @@ ARG JOBS=
 RUN --mount=type=cache,target=/root/.cache/ccache \
     if [ "$CUDA_IMAGE" = "$BASE_IMAGE" ]; then cuda=OFF; else cuda=ON; fi \
  && cmake --preset release "-DSPECTRUMKV_CUDA=$cuda" "-DSPECTRUMKV_REVISION=$REVISION" \
+      -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=16 \
  && cmake --build --preset release --parallel "${JOBS:-$(nproc)}" --target spectrumkvd spectrumkvctl \
  && mkdir -p /out/bin /out/share/spectrumkv \
  && strip -o /out/bin/spectrumkvd build-release/server/spectrumkvd \
@@ -43,7 +44,7 @@ FROM ${BASE_IMAGE} AS spectrumkv
 RUN apt-get update \
  && apt-get install -y --no-install-recommends libgrpc++1.51 libprotobuf32 libabsl20220623 libssl3 libyaml-cpp0.7 \
       libprometheus-cpp-core1.0 libprometheus-cpp-pull1.0 \
- && rm -rf /var/lib/apt/lists/* \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/* \
  && install -d -o 65532 -g 65532 -m 0770 /run/spectrumkv
 COPY --from=build /out/ /usr/local/
 # A library that the packages above do not bring fails the build, not the first start.
