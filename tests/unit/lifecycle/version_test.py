@@ -87,6 +87,14 @@ class VersionTest(unittest.TestCase):
         self.assertTrue((self.tree / ".git").is_file())
         self.assertEqual(self.written()["Revision"], revision)
 
+    def test_a_revision_that_was_given(self):
+        """A copy without .git, as in an image; empty is as good as none."""
+        for given, told in (("4f2a90c1d3e5", "4f2a90c1d3e5"), ("", "unknown")):
+            subprocess.run([CMAKE, f"-DSOURCE_DIR={self.tree}", "-DVERSION=1.2.3", f"-DREVISION={given}",
+                            f"-DOUTPUT={self.output}", "-P", SCRIPT], env=ENVIRONMENT, check=True,
+                           capture_output=True)  # fmt: skip
+            self.assertIn(f'Revision() {{ return "{told}"; }}', self.output.read_text())
+
     def test_is_written_only_where_it_changes(self):
         self.commit()
         self.written()

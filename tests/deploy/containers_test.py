@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""The image is built for real, measured, and run as a cluster would run it: another user, nothing to write, no rights."""
+
+import json
+import pathlib
+import sys
+import time
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import containers
+from containers import BASE, IMAGE, ROOT
+
+LOCKED = ["--read-only", "--read-only-tmpfs=false", "--cap-drop=ALL", "--security-opt=no-new-privileges",
+          "--tmpfs", "/run/spectrumkv:mode=0770,uid=65532,gid=65532"]  # fmt: skip
+MAX_OWN_BYTES = 60 << 20  # what the image adds to its base
+
+
+def until(what, timeout_s=30):
+    end = time.monotonic() + timeout_s
+    while not what():
+        if time.monotonic() > end:
+            raise AssertionError("it never came")
+        time.sleep(0.2)
+
+
+class ImageTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.podman = containers.prepare()
+        start = time.monotonic()
+        cls.revision = cls.podman.build_product()
+        print(f"built in {time.monotonic() - start:.0f} s")
+
+    def in_image(self, program, *words, check=True):
+        return self.podman.run("run", "--rm", "--network=none", *LOCKED, "--entrypoint", program, IMAGE, *words, check=check)
+
+    def test_size(self):
+        whole, base = self.podman.size(IMAGE), self.podman.size(BASE)
+        print(f"the image has {whole / 1e6:.0f} MB, {(whole - base) / 1e6:.0f} MB of them beside its base")
+        self.assertLess(whole - base, MAX_OWN_BYTES)
+        self.assertNotEqual(self.in_image("sh", "-c", "command -v g++ cmake", check=False).returncode, 0)
+
+    def test_labels_and_what_runs(self):
+        config = self.podman.inspect("image", IMAGE)["Config"]
+        labels = {key.removeprefix("org.opencontainers.image."): value for key, value in config["Labels"].items()}
+        self.assertEqual(labels["revision"], self.revision)
+        self.assertEqual((labels["title"], labels["licenses"], labels["base.name"]), ("SpectrumKV", "Apache-2.0", BASE))
+        self.assertEqual(config["User"], "65532:65532")
+        told = self.in_image("spectrumkvd", "--version").stdout
+        self.assertEqual(told, f"spectrumkvd {labels['version']} ({self.revision})\n")
+
+    def test_descriptors_are_inside(self):
+        inside = self.in_image("sha256sum", "/usr/local/share/spectrumkv/spectrumkv.protoset").stdout.split()[0]
+        import hashlib
+
+        self.assertEqual(inside, hashlib.sha256((ROOT / "proto/spectrumkv.protoset").read_bytes()).hexdigest())
+
+    def test_a_start_without_certificates_says_why(self):
+        done = self.podman.run("run", "--rm", "--network=none", *LOCKED, IMAGE, check=False)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("peer.tls.certificate_file", done.stdout + done.stderr)
+
+    def test_locked_down_it_is_healthy(self):
+        name = self.podman.run("run", "--detach", "--network=none", *LOCKED, IMAGE, "--set", "peer.security=plain").stdout.strip()
+        try:
+            until(lambda: self.podman.run("healthcheck", "run", name, check=False).returncode == 0)
+            status = json.loads(self.podman.run("exec", name, "spectrumkvctl", "status", "--json").stdout)
+            self.assertIs(status["ready"], True)
+            self.assertEqual(self.podman.run("exec", name, "id", "-u").stdout.strip(), "65532")
+            self.assertNotEqual(self.podman.run("exec", name, "touch", "/usr/local/x", check=False).returncode, 0)
+            # The daemon is process 1: it gets the signal, drains and ends well.
+            self.podman.run("stop", "--time", "20", name)
+            self.assertEqual(self.podman.inspect("container", name)["State"]["ExitCode"], 0)
+        except BaseException:
+            print(self.podman.run("logs", name, check=False))
+            raise
+        finally:
+            self.podman.run("rm", "--force", name)
+
+    def test_the_health_check_notices_a_daemon_that_hangs(self):
+        name = self.podman.run("run", "--detach", "--network=none", *LOCKED, IMAGE, "--set", "peer.security=plain").stdout.strip()
+        try:
+            until(lambda: self.podman.run("healthcheck", "run", name, check=False).returncode == 0)
+            self.podman.run("kill", "--signal", "STOP", name)
+            self.assertNotEqual(self.podman.run("healthcheck", "run", name, check=False).returncode, 0)
+        finally:
+            self.podman.run("kill", "--signal", "CONT", name, check=False)
+            self.podman.run("rm", "--force", name)
+
+
+if __name__ == "__main__":
+    unittest.main()
