@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -386,6 +387,7 @@ absl::Status Daemon::Impl::Start() {
   if (!status.ok()) return status;
   metrics_ = std::make_unique<Metrics>(Metrics::BuildInfo{Version(), Revision(), backend_->name()},
                                        config_.metrics.reconstruction_sample_chunks);
+  metrics_->SetProcessStart(std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count());
   CountHandshakeFailuresIn(metrics_.get());
   status = StartEngine();
   if (status.ok()) status = StartServers();

@@ -123,6 +123,7 @@ void Metrics::SetStagingBytes(MetricStaging state, uint64_t bytes) {
 }
 void Metrics::SetCertificateExpiry(double unix_seconds) { impl_->Set(MetricId::kCertificateExpiry, 0, unix_seconds); }
 void Metrics::SetDraining(bool draining) { impl_->Set(MetricId::kDraining, 0, draining ? 1 : 0); }
+void Metrics::SetProcessStart(double unix_seconds) { impl_->Set(MetricId::kProcessStart, 0, unix_seconds); }
 
 std::string Metrics::Render() const { return prometheus::TextSerializer().Serialize(impl_->Collect()); }
 

@@ -58,7 +58,7 @@ TEST(MetricNamesTest, TheListIsInTheOrderOfItsIds) {
     const MetricSpec& spec = AllMetrics()[i];
     EXPECT_EQ(static_cast<size_t>(spec.id), i) << spec.name;
     EXPECT_TRUE(names.insert(spec.name).second) << spec.name;
-    EXPECT_EQ(spec.name.rfind("spectrumkv_", 0), 0u) << spec.name;
+    EXPECT_TRUE(spec.name.rfind("spectrumkv_", 0) == 0 || spec.name == "process_start_time_seconds") << spec.name;
     EXPECT_FALSE(spec.help.empty()) << spec.name;
     const bool is_total = spec.name.size() > 6 && spec.name.substr(spec.name.size() - 6) == "_total";
     EXPECT_EQ(is_total, spec.type == MetricType::kCounter) << spec.name;
@@ -192,6 +192,7 @@ TEST(MetricsTest, Gauges) {
                 m.SetDraining(true);
                 m.SetDraining(false);
               }).empty());
+  EXPECT_EQ(Effect([](Metrics& m) { m.SetProcessStart(1.5e9); }), (Series{{"process_start_time_seconds", 1.5e9}}));
   EXPECT_EQ(Effect([](Metrics& m) { m.CountLeaseExpired(MetricLease::kDestination); }),
             (Series{{"spectrumkv_leases_expired_total{kind=\"destination\"}", 1}}));
 }
