@@ -48,7 +48,7 @@ def shown(value, unit, decimals=None):
     if unit == "s":
         return seconds(value)
     if unit == "percentunit":
-        digits = decimals if decimals is not None else 0 if round(value, 2) == value else 1
+        digits = decimals if decimals is not None else 0 if abs(round(value, 2) - value) < 1e-9 else 1
         return f"{value * 100:.{digits}f} %"
     if unit == "Bps":
         return " ".join(scaled(value, 1000, ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"]))
@@ -60,10 +60,11 @@ def shown(value, unit, decimals=None):
     return f"{number}{prefix}{' /s' if unit == 'cps' else ''}"
 
 
-def ticks(low, high, count):
-    """About `count` round numbers from low to high."""
-    step = 10 ** math.floor(math.log10((high - low) / count))
-    step *= next(f for f in (1, 2, 5, 10) if (high - low) / (step * f) <= count)
+def ticks(low, high, count, base=10):
+    """At most `count` + 1 numbers from low to high that are round to people who count by `base`, 10 or 1024."""
+    power = base ** math.floor(math.log((high - low) / count, base))
+    factors = (1, 2, 5, 10) if base == 10 else [2**i for i in range(11)]
+    step = power * next(f for f in factors if (high - low) / (power * f) <= count)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [i * step for i in range(first, last + 1)]
 
@@ -71,7 +72,7 @@ def ticks(low, high, count):
 class Scale:
     """Values to pixels, linear or logarithmic."""
 
-    def __init__(self, values, height, logarithmic, low, high):
+    def __init__(self, values, height, logarithmic, low, high, base):
         values = [v for v in values if v > 0] if logarithmic else values
         self.logarithmic, self.height = logarithmic, height
         least, most = min(values, default=0), max(values, default=1)
@@ -84,7 +85,7 @@ class Scale:
         self.high = most * 1.08 if high is None else high
         if self.high <= self.low:
             self.high = self.low + 1
-        self.marks = ticks(self.low, self.high, 4)
+        self.marks = ticks(self.low, self.high, 4, base)
 
     def y(self, value):
         if self.logarithmic:
@@ -132,7 +133,7 @@ def time_chart(panel, series, start, end, width, height):
     layers = stacked(series) if stack else [(None, one.points) for one in series]
     logarithmic = custom.get("scaleDistribution", {}).get("type") == "log"
     scale = Scale([v for _, points in layers for _, v in points], height - TOP - BOTTOM, logarithmic, field.get("min"),
-                  field.get("max"))  # fmt: skip
+                  field.get("max"), 1024 if field["unit"] == "bytes" else 10)  # fmt: skip
 
     def place(point):
         return f"{LEFT + (point[0] - start) / (end - start) * (width - LEFT - RIGHT):.1f},{scale.y(point[1]):.1f}"
@@ -151,17 +152,25 @@ def time_chart(panel, series, start, end, width, height):
     return "".join(out) + "</svg>"
 
 
-LEGEND_MOST = 8
+LEGEND_LINES, LETTER = 3, 6.4  # of the legend's small letters, in pixels
 
 
-def legend(series, unit):
-    items = []
-    for index, one in enumerate(series[:LEGEND_MOST]):
-        name, value = html.escape(one.name), html.escape(shown(one.last, unit))
-        items.append(f'<span><i style="background:{PALETTE[index % len(PALETTE)]}"></i>{name} <b>{value}</b></span>')
-    if len(series) > LEGEND_MOST:
-        items.append(f"<span>and {len(series) - LEGEND_MOST} more</span>")
-    return f'<div class="legend">{"".join(items)}</div>'
+def legend(series, unit, width):
+    """(the HTML, its lines). What does not fit is counted."""
+    items, room, line = [], width - 24, 0
+    for index, one in enumerate(series):
+        name, value = one.name, shown(one.last, unit)
+        needed = 32 + LETTER * (len(name) + 1 + len(value))
+        if room < needed:
+            room, line = width - 24, line + 1
+        # The last line keeps room for the count.
+        if line >= LEGEND_LINES or (line == LEGEND_LINES - 1 and room < needed + 90 and index + 1 < len(series)):
+            items.append(f"<span>and {len(series) - index} more</span>")
+            break
+        room -= needed
+        colour = PALETTE[index % len(PALETTE)]
+        items.append(f'<span><i style="background:{colour}"></i>{html.escape(name)} <b>{html.escape(value)}</b></span>')
+    return f'<div class="legend">{"".join(items)}</div>', min(line + 1, LEGEND_LINES)
 
 
 def graph(panel, series, start, end, width, height):
@@ -169,10 +178,8 @@ def graph(panel, series, start, end, width, height):
     series = sorted(series, key=lambda one: not any(v for _, v in one.points))
     if not any(one.points for one in series):
         return '<div class="none">No data</div>'
-    letters = sum(len(one.name) + 12 for one in series[:LEGEND_MOST]) + (12 if len(series) > LEGEND_MOST else 0)
-    lines = min(3, 1 + int(letters * 6.6 / (width - 24)))
-    picture = time_chart(panel, series, start, end, width, height - 6 - 17 * lines)
-    return picture + legend(series, panel["fieldConfig"]["defaults"]["unit"])
+    names, lines = legend(series, panel["fieldConfig"]["defaults"]["unit"], width)
+    return time_chart(panel, series, start, end, width, height - 6 - 17 * lines) + names
 
 
 def stat(panel, series, start, end, width, height):

@@ -82,13 +82,13 @@ def graph(title, width, unit, description, targets, stack="none", least=0, **def
                "tooltip": {"mode": "multi", "sort": "desc"}}  # fmt: skip
     if least is not None:
         defaults["min"] = least
-    return panel("timeseries", title, width, 8, unit, description, targets, options=options, custom=custom, **defaults)
+    return panel("timeseries", title, width, defaults.pop("height", 8), unit, description, targets, options=options, custom=custom, **defaults)
 
 
 def table(title, width, description, targets, columns, unit="none"):
     """columns: {label or value: heading}, in their order; other labels are not shown."""
     order = {name: i for i, name in enumerate(columns)}
-    return panel("table", title, width, 8, unit, description, targets, options={"showHeader": True}, transformations=[
+    return panel("table", title, width, 6, unit, description, targets, options={"showHeader": True}, transformations=[
         {"id": "filterFieldsByName", "options": {"include": {"names": list(columns)}}},
         {"id": "organize", "options": {"indexByName": order, "renameByName": columns}},
     ])  # fmt: skip
@@ -228,9 +228,9 @@ def build():
         table("Running for", 6, "Since the process started. A restart loses pools and transfers under way.",
               [(f"time() - {start}", "")], {"instance": "Daemon", "Value": "Uptime"}, unit="s"),
         graph("Certificates read again", 12, "cps", "Changes of the certificate files. failed: the new files do not fit each "
-              "other; the old ones stay in use.", [(rate("certificate_reloads_total", by="result"), "{{result}}")]),
+              "other; the old ones stay in use.", [(rate("certificate_reloads_total", by="result"), "{{result}}")], height=6),
         graph("Draining", 12, "short", "Daemons that take no new work.",
-              [(gauge("draining", by="instance", of="max"), "{{instance}}")], max=1),
+              [(gauge("draining", by="instance", of="max"), "{{instance}}")], max=1, height=6),
     ]  # fmt: skip
 
 

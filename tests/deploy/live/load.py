@@ -20,7 +20,7 @@ TOKENS, LAYERS = 600, 6
 # In turn, so that the tier mix changes over time.
 POLICIES = [
     dict(allocator="GREEDY", budget=0.5, importance="POSITION"), dict(budget=0.3), dict(budget="auto", target_seconds=0.02),
-    dict(allocator="TWO_TIER", budget=0.4), dict(budget=0.22), dict(allocator="UNIFORM", uniform_tier="P8", budget=0.6, sinks=4,
+    dict(allocator="TWO_TIER", budget=0.6), dict(budget=0.22), dict(allocator="UNIFORM", uniform_tier="P8", budget=0.6, sinks=4,
                                                                    tiers=["RAW", "P8", "P4"]),
 ]  # fmt: skip
 EDGES = [.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560]
