@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -316,6 +315,11 @@ absl::Status Daemon::Impl::StartServers() {
   hooks_.backends = &backends_;
   hooks_.send_slots = send_slots_.get();
   hooks_.receive_slots = receive_slots_.get();
+  hooks_.probe_peer = [this](const std::string& peer, int64_t timeout_ms) {
+    const int64_t most_ms = std::min<int64_t>(static_cast<int64_t>(config_.peer.connect_timeout_ms), kProbeTimeoutMaxMs);
+    return transport_->Probe(peer, timeout_ms == 0 ? most_ms : timeout_ms);
+  };
+  hooks_.certificates = [security = SecurityOf(config_)] { return InspectCertificates(security); };
   worker_service_ = NewWorkerService(&context_);
   admin_service_ = NewAdminService(&context_, &hooks_);
 
@@ -350,6 +354,8 @@ absl::Status Daemon::Impl::StartServers() {
   PeerServerOptions peer;
   peer.listen_address = config_.peer.listen_address;
   peer.security = SecurityOf(config_);
+  peer.version = VersionText();
+  peer.epoch = epoch_;
   peer.max_message_bytes = config_.peer.max_message_bytes;
   auto peer_server = PeerServer::Start(peer, transfers_.get());
   if (!peer_server.ok()) return peer_server.status();
@@ -387,7 +393,6 @@ absl::Status Daemon::Impl::Start() {
   if (!status.ok()) return status;
   metrics_ = std::make_unique<Metrics>(Metrics::BuildInfo{Version(), Revision(), backend_->name()},
                                        config_.metrics.reconstruction_sample_chunks);
-  metrics_->SetProcessStart(std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count());
   CountHandshakeFailuresIn(metrics_.get());
   status = StartEngine();
   if (status.ok()) status = StartServers();

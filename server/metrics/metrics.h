@@ -105,7 +105,6 @@ class Metrics {
   void SetStagingBytes(MetricStaging state, uint64_t bytes);
   void SetCertificateExpiry(double unix_seconds);
   void SetDraining(bool draining);
-  void SetProcessStart(double unix_seconds);
 
   // The text exposition, as /metrics serves it.
   std::string Render() const;
