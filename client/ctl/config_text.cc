@@ -1,5 +1,6 @@
 #include "client/ctl/config_text.h"
 
+#include <algorithm>
 #include <charconv>
 #include <sstream>
 

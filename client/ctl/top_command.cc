@@ -15,7 +15,7 @@
 namespace spectrumkv::ctl {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Steady = std::chrono::steady_clock;
 
 constexpr uint32_t kTransfersShown = 100;
 // Of a terminal that does not say how large it is, and of what is no terminal.
@@ -36,7 +36,7 @@ absl::StatusOr<Look> LookAt(const Connection& connection) {
   const auto metrics = CallAdmin(connection, &AdminStub::GetMetrics, v1::GetMetricsRequest());
   if (!metrics.ok()) return metrics.status();
   // Of the counters: those are what rates come from.
-  look.at_seconds = std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+  look.at_seconds = std::chrono::duration<double>(Steady::now().time_since_epoch()).count();
   look.status = *status;
   look.peers = *peers;
   look.transfers = *transfers;
