@@ -8,17 +8,17 @@
 
 namespace spectrumkv::ctl {
 
-std::string ToJson(const google::protobuf::Message& message) {
+namespace {
+
+std::string Json(const google::protobuf::Message& message, bool whitespace) {
   google::protobuf::util::JsonPrintOptions options;
-  options.add_whitespace = true;
+  options.add_whitespace = whitespace;
   options.always_print_primitive_fields = true;
   options.preserve_proto_field_names = true;
   std::string json;
   if (!google::protobuf::util::MessageToJsonString(message, &json, options).ok()) return "{}\n";
-  return json;
+  return whitespace ? json : json + "\n";
 }
-
-namespace {
 
 // Names are their workers' own, and may be another user's: none moves the cursor of a terminal.
 std::string Shown(std::string text) {
@@ -29,6 +29,9 @@ std::string Shown(std::string text) {
 }
 
 }  // namespace
+
+std::string ToJson(const google::protobuf::Message& message) { return Json(message, true); }
+std::string ToJsonLine(const google::protobuf::Message& message) { return Json(message, false); }
 
 std::string Table(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths;

@@ -322,6 +322,11 @@ absl::Status Daemon::Impl::StartServers() {
   hooks_.backends = &backends_;
   hooks_.send_slots = send_slots_.get();
   hooks_.receive_slots = receive_slots_.get();
+  hooks_.probe_peer = [this](const std::string& peer, int64_t timeout_ms) {
+    const int64_t most_ms = std::min<int64_t>(static_cast<int64_t>(config_.peer.connect_timeout_ms), kProbeTimeoutMaxMs);
+    return transport_->Probe(peer, timeout_ms == 0 ? most_ms : timeout_ms);
+  };
+  hooks_.certificates = [security = SecurityOf(config_)] { return InspectCertificates(security); };
   worker_service_ = NewWorkerService(&context_);
   admin_service_ = NewAdminService(&context_, &hooks_);
 
@@ -357,6 +362,8 @@ absl::Status Daemon::Impl::StartServers() {
   peer.listen_address = config_.peer.listen_address;
   peer.security = SecurityOf(config_);
   peer.undelivered_timeout_ms = UndeliveredTimeoutMs(config_);
+  peer.version = VersionText();
+  peer.epoch = epoch_;
   peer.max_message_bytes = config_.peer.max_message_bytes;
   auto peer_server = PeerServer::Start(peer, transfers_.get());
   if (!peer_server.ok()) return peer_server.status();

@@ -44,6 +44,7 @@ enum class MetricId {
   kStagingBytes,
   kCertificateExpiry,
   kDraining,
+  kProcessStart,
   kBuildInfo,
   kCodecInfo,
   kCount  // not a metric
@@ -56,7 +57,7 @@ struct MetricLabel {
 
 struct MetricSpec {
   MetricId id = MetricId::kCount;
-  std::string name;  // with the prefix spectrumkv_
+  std::string name;  // with the prefix spectrumkv_, but for what every exporter names alike
   MetricType type = MetricType::kCounter;
   std::string help;
   std::vector<MetricLabel> labels;

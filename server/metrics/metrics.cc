@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 
 #include "server/metrics/series.h"
 
@@ -26,6 +27,9 @@ struct Metrics::Impl : SeriesStore {
 Metrics::Metrics(const BuildInfo& info, uint64_t reconstruction_chunks)
     : impl_(std::make_shared<Impl>(std::vector<std::string>{info.version, info.revision}, reconstruction_chunks)) {
   impl_->Set(MetricId::kBuildInfo, 0, 1);
+  // A daemon makes its metrics first of all.
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  impl_->Set(MetricId::kProcessStart, 0, std::chrono::duration<double>(now).count());
   const MetricSpec& codec = AllMetrics()[At(MetricId::kCodecInfo)];
   const std::vector<std::string>& backends = codec.labels[0].values;
   const auto found = std::find(backends.begin(), backends.end(), info.backend);

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/stream/peer_security.h"
+#include "server/stream/probe_result.h"
 #include "server/stream/transport.h"
 
 namespace spectrumkv {
@@ -37,6 +38,11 @@ class GrpcTransport final : public Transport {
   std::shared_ptr<DataStream> OpenData(const std::string& peer_address, const DataOpenFrame& open,
                                        std::shared_ptr<DataListener> listener) override;
   void GiveUp(const std::string& peer_address) override;
+
+  // Looks at a peer on a connection of its own. Blocks: at most timeout_ms until the peer has answered, then about a second;
+  // Shutdown breaks it off. Errors: those of OpenControl's OnClosed; UNIMPLEMENTED NOT_A_PEER also where the peer is a
+  // daemon from before there was Probe. Not from a callback.
+  absl::StatusOr<ProbeResult> Probe(const std::string& peer_address, int64_t timeout_ms);
 
   // Reads the security's files again; true where they have changed. New connections use them from then on, those there
   // are end with their streams. Where it fails, all is as it was. Thread-safe.

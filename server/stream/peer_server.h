@@ -16,6 +16,9 @@ struct PeerServerOptions {
   // host:port; port 0 takes a free one.
   std::string listen_address = "127.0.0.1:0";
   PeerSecurity security;
+  // What those are told who look at this daemon (GrpcTransport::Probe).
+  std::string version;
+  uint64_t epoch = 0;
   size_t max_message_bytes = size_t{16} << 20;
   // HTTP/2 streams per connection; a peer that opens more waits.
   int max_streams_per_connection = 4096;

@@ -24,7 +24,7 @@ class CoverageCheck : public testing::Environment {
         EXPECT_GT(ends_[method].failed, 0) << method << " has no error case";
       }
     }
-    EXPECT_GE(count, 27);
+    EXPECT_GE(count, 31);
   }
 
   std::map<std::string, CallLedger::Ends> ends_;

@@ -2,10 +2,9 @@
 """spectrumkvctl and the C++ example against two real daemons. ctl_test.py SPECTRUMKVD SPECTRUMKVCTL ROUND_TRIP"""
 
 import array
-import json
 import os
+import pathlib
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -13,59 +12,16 @@ import threading
 import time
 import unittest
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import ctl_daemon
+
 SPECTRUMKVD, CTL, ROUND_TRIP = sys.argv[1:4]
 LAYERS, TOKENS, HEADS, HEAD_DIM = 3, 70, 2, 64
 
 
-class Daemon:
-    """A spectrumkvd with a folder and ports of its own, and spectrumkvctl pointed at it."""
-
-    def __init__(self, folder, **keys):
-        os.makedirs(folder, mode=0o700)
-        self.folder = folder
-        ready = os.path.join(folder, "ready.json")
-        self.log_path = os.path.join(folder, "log")
-        keys = {
-            "worker.socket": f"{folder}/worker.sock", "admin.socket": f"{folder}/admin.sock", "peer.security": "plain",
-            "peer.listen_address": "127.0.0.1:0", "health.listen_address": "127.0.0.1:0",
-            "metrics.listen_address": "127.0.0.1:0", "memory.shared_dir": folder, "memory.send_slots": "4",
-            "memory.receive_slots": "4", **{name.replace("__", "."): str(value) for name, value in keys.items()},
-        }
-        flags = [flag for key, value in keys.items() for flag in ("--set", f"{key}={value}")]
-        with open(self.log_path, "wb") as log:
-            self.process = subprocess.Popen([SPECTRUMKVD, "--ready-file", ready, *flags], stdout=log, stderr=log)
-        deadline = time.monotonic() + 60
-        while not os.path.exists(ready):
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"spectrumkvd did not start:\n{self.log()}")
-            time.sleep(0.02)
-        self.status = self.json("status")
-
-    def log(self):
-        with open(self.log_path, encoding="utf-8", errors="replace") as log:
-            return log.read()[-4000:]
-
-    def ctl(self, *words):
-        """(exit code, stdout, stderr)"""
-        done = subprocess.run([CTL, *words, "--admin-socket", f"{self.folder}/admin.sock", "--worker-socket",
-                               f"{self.folder}/worker.sock"], capture_output=True, text=True, timeout=120, check=False)
-        return done.returncode, done.stdout, done.stderr
-
-    def json(self, *words):
-        code, out, err = self.ctl(*words, "--json")
-        if code != 0:
-            raise AssertionError(f"spectrumkvctl {' '.join(words)}: exit {code}\n{out}{err}\n{self.log()}")
-        return json.loads(out)
-
-    def stop(self):
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(30)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        return self.process.returncode
+def daemon_in(folder, **keys):
+    keys = {name.replace("__", "."): str(value) for name, value in keys.items()}
+    return ctl_daemon.Daemon(SPECTRUMKVD, CTL, folder, keys)
 
 
 class CtlTest(unittest.TestCase):
@@ -73,9 +29,9 @@ class CtlTest(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.mkdtemp(prefix="spectrumkv-ctl-")
         cls.addClassCleanup(shutil.rmtree, cls.folder)
-        cls.prefill = Daemon(os.path.join(cls.folder, "p"))
+        cls.prefill = daemon_in(os.path.join(cls.folder, "p"))
         cls.addClassCleanup(cls.prefill.stop)
-        cls.decode = Daemon(os.path.join(cls.folder, "d"))
+        cls.decode = daemon_in(os.path.join(cls.folder, "d"))
         cls.addClassCleanup(cls.decode.stop)
         # [layers, 2, tokens, heads, head_dim] float32 that float16 holds exactly, as bare bytes.
         count = LAYERS * 2 * TOKENS * HEADS * HEAD_DIM
@@ -248,7 +204,7 @@ class CtlTest(unittest.TestCase):
                 self.assertIn(reason, err)
 
     def test_a_full_daemon_is_asked_again(self):
-        daemon = Daemon(os.path.join(self.folder, "full"), transfer__max_active=1)
+        daemon = daemon_in(os.path.join(self.folder, "full"), transfer__max_active=1)
         self.addCleanup(daemon.stop)
         pool = daemon.json("pools", "create", *self.shape, "--blocks", "2")["pool"]["pool_id"]
         expect = ("expect", "--pool", pool, "--tokens", "1")
@@ -276,7 +232,7 @@ class CtlTest(unittest.TestCase):
         self.assertRegex(done.stdout, r"relative error: 0\.\d*[1-9]")
 
     def test_drain_then_stop(self):
-        daemon = Daemon(os.path.join(self.folder, "drain"))
+        daemon = daemon_in(os.path.join(self.folder, "drain"))
         self.addCleanup(daemon.stop)
         self.assertEqual(daemon.json("drain", "--wait")["transfers_left"], "0")
         self.assertEqual(daemon.ctl("status")[0], 1)

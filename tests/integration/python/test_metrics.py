@@ -293,3 +293,12 @@ def test_inflight_and_blocks_follow_a_transfer(pair):
         target.cancel(name)
         comes("spectrumkv_inflight_transfers", 0)
         comes('spectrumkv_pool_blocks{state="receiving"}', 0)
+
+
+def test_a_restart_shows_in_the_start_time():
+    before = time.time()
+    with running() as daemon:
+        first = daemon.metrics()["process_start_time_seconds"]
+        assert before - 1 <= first <= time.time()
+        daemon.restart()
+        assert first < daemon.metrics()["process_start_time_seconds"] <= time.time()
