@@ -40,7 +40,7 @@ def need(language, *programs, files=()):
         pytest.skip("SKIPPED: " + reason)
 
 
-def run(command, timeout_s=120, **options):
+def run(command, timeout_s=240, **options):
     """Runs to the end; the finished process, its output for the message where it failed."""
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=timeout_s, **options)
 
