@@ -48,8 +48,11 @@ LAW = {
                               "server/transfer", "server/service", "cmake", *KERNELS), ("absl", "grpc")),
     "server": Rule(("server/lifecycle", "server/config", "server/base", "cmake"), ("absl",)),  # main.cc
     "client/cpp": Rule((), ("absl", "grpc", "proto")),
+    # The installed headers: the standard library alone. What is behind them is free to change.
+    "client/sdk/spectrumkv": Rule(),
+    "client/sdk": Rule(("client/cpp", "client/sdk/spectrumkv"), ("absl", "proto")),
     "client/ctl": Rule(("client/cpp", "cmake", *KERNELS), ("absl", "grpc", "proto")),
-    "client/examples": Rule(("client/cpp",), ("absl",)),
+    "client/examples": Rule(("client/sdk/spectrumkv",)),  # as a project outside
     "cmake": Rule(),  # version.h
 }
 
@@ -68,4 +71,5 @@ THIRD_PARTIES = {
 # CMake targets that are no folder of ours and that anyone may link.
 FREE_TARGETS = {"spectrumkv_flags", "Threads::Threads"}
 # Libraries that are not named spectrumkv_<last part of their folder>.
-TARGET_NAMES = {"client/cpp": "spectrumkv_client", "cmake": "spectrumkv_version", "server": "spectrumkvd"}
+TARGET_NAMES = {"client/cpp": "spectrumkv_client", "client/sdk": "spectrumkv", "cmake": "spectrumkv_version",
+                "server": "spectrumkvd"}

@@ -177,7 +177,7 @@ class DoctorTest(unittest.TestCase):
 
     def test_peers_that_cannot_be_reached(self):
         daemon = self.daemon({"peer.allowed_hosts": "[127.0.0.1]"})
-        for peer, words in (("127.0.0.1:1", "PEER_UNREACHABLE"), ("10.9.9.9:7420", "PEER_NOT_ALLOWED"), ("nonsense", "INVALID_PEER"),
+        for peer, words in (("127.0.0.1:1", "NOBODY_LISTENS"), ("10.9.9.9:7420", "PEER_NOT_ALLOWED"), ("nonsense", "INVALID_PEER"),
                             (daemon.status["health_address"], "NOT_A_PEER")):
             self.finds(daemon, "problem", "peer", peer, words, "--peer", peer)
         # Several at once, each but once.
@@ -195,7 +195,7 @@ class DoctorTest(unittest.TestCase):
         self.finds(here, "ok", "peer", there.peer, "reached in")
         self.finds(here, "ok", "data-path", "", "1 recent transfers: host, ")
         there.stop()
-        self.finds(here, "problem", "peer", there.peer, "PEER_UNREACHABLE")
+        self.finds(here, "problem", "peer", there.peer, "NOBODY_LISTENS")
 
     def mtls(self, ca, name, days=30, identity="spectrumkv", **more):
         keys = {key.replace("__", "."): str(value) for key, value in ca.issue(name, days, identity).items()}
