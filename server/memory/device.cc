@@ -33,13 +33,46 @@ absl::Status TooShort(uint64_t offset, uint64_t bytes, uint64_t allocation_bytes
 
 DeviceMemory::~DeviceMemory() { device_->Release(*this); }
 
-Device::Device(gpu::Runtime* runtime, int ordinal, const gpu::DeviceProperties& properties, uint32_t lanes)
+HostPins::~HostPins() {
+  for (const Range& range : ranges_) {
+    if (range.pinned) runtime_->Unpin(range.begin);
+  }
+}
+
+void HostPins::Add(void* memory, uint64_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ranges_.push_back({static_cast<uint8_t*>(memory), bytes, false});
+}
+
+void HostPins::PinAll() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (std::exchange(done_, true)) return;
+  for (Range& range : ranges_) {
+    const gpu::CallStatus status = runtime_->Pin(range.begin, range.bytes);
+    range.pinned = status.ok();
+    if (status.ok()) continue;
+    SPECTRUMKV_LOG(kWarning, "memory", "staging memory cannot be pinned: chunks of GPU pools are copied once more",
+                   {"bytes", range.bytes}, {"error", std::string(DeviceError(status, "pinning").message())});
+  }
+}
+
+bool HostPins::IsPinned(const void* memory) const {
+  const auto* at = static_cast<const uint8_t*>(memory);
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::any_of(ranges_.begin(), ranges_.end(), [at](const Range& range) {
+    return range.pinned && at >= range.begin && at < range.begin + range.bytes;
+  });
+}
+
+Device::Device(gpu::Runtime* runtime, int ordinal, const gpu::DeviceProperties& properties, uint32_t lanes,
+               HostPins* pins)
     : runtime_(runtime),
       ordinal_(ordinal),
       uuid_(UuidText(properties.uuid)),
       name_(properties.name),
       total_bytes_(properties.total_bytes),
-      lanes_max_(std::max(1u, lanes)) {}
+      lanes_max_(std::max(1u, lanes)),
+      pins_(pins) {}
 
 Device::~Device() {
   for (const auto& lane : lanes_) {
@@ -87,11 +120,7 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> Device::Allocate(uint64_t bytes) {
 
 absl::StatusOr<std::unique_ptr<DeviceMemory>> Device::Import(const std::string& handle, uint64_t offset,
                                                              uint64_t bytes) {
-  if (handle.size() != gpu::kIpcHandleBytes) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_IPC_HANDLE",
-                     "the handle has " + std::to_string(handle.size()) + " bytes, cudaIpcGetMemHandle gives " +
-                         std::to_string(gpu::kIpcHandleBytes));
-  }
+  if (absl::Status length = CheckHandleLength(handle, "cudaIpcGetMemHandle"); !length.ok()) return length;
   if (absl::Status health = Health(); !health.ok()) return health;
   std::lock_guard<std::mutex> lock(import_mutex_);
   const bool known = imported_.count(handle) != 0;
@@ -103,7 +132,7 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> Device::Import(const std::string& 
     if (!opened.ok()) {
       imported_.erase(handle);
       Note(opened, "opening a handle of GPU memory").IgnoreError();
-      return ImportError(opened);
+      return ImportError(opened, "GPU memory", "cudaIpcGetMemHandle");
     }
     allocation.memory = static_cast<uint8_t*>(memory);
   }
@@ -138,6 +167,7 @@ absl::StatusOr<std::unique_ptr<LaneState>> Device::MakeLane() {
   if (absl::Status made = Note(runtime_->CreateStream(ordinal_, &lane->stream), "creating a stream"); !made.ok()) {
     return made;
   }
+  pins_->PinAll();
   return lane;
 }
 
@@ -198,7 +228,7 @@ std::unique_ptr<Devices> Devices::Find(gpu::Runtime* runtime, Options options) {
                      {"error", std::string(devices->why_none_.message())});
       continue;
     }
-    devices->devices_.push_back(std::make_unique<Device>(runtime, i, properties, options.lanes_per_device));
+    devices->devices_.push_back(std::make_unique<Device>(runtime, i, properties, options.lanes_per_device, &devices->pins_));
   }
   if (!devices->devices_.empty()) {
     devices->why_none_ = absl::OkStatus();

@@ -68,6 +68,9 @@ class DeviceLane {
   void Decode(const gpu::DecodeJob& job, void* workspace, size_t workspace_bytes);
   void Scan(const gpu::ScanJob& job);
 
+  // Host memory that copies may use beside the lane's own (Devices::PinWhenUsed).
+  bool IsPinned(const void* memory) const;
+
   // Waits until all that is queued has run: OK, or what went wrong since the last Finish (DeviceError).
   absl::Status Finish();
 
@@ -84,10 +87,33 @@ class DeviceLane {
   absl::Status error_;
 };
 
+// Host memory of others that is pinned when the first GPU is used: pinning needs a context, which costs GPU memory, and
+// most daemons on a machine with GPUs may never be given a pool there. Thread-safe.
+class HostPins {
+ public:
+  explicit HostPins(gpu::Runtime* runtime) : runtime_(runtime) {}
+  ~HostPins();
+  void Add(void* memory, uint64_t bytes);
+  // Once; what cannot be pinned is logged and stays as it is.
+  void PinAll();
+  bool IsPinned(const void* memory) const;
+
+ private:
+  struct Range {
+    uint8_t* begin;
+    uint64_t bytes;
+    bool pinned;
+  };
+  gpu::Runtime* const runtime_;
+  mutable std::mutex mutex_;
+  bool done_ = false;
+  std::vector<Range> ranges_;
+};
+
 // Thread-safe. REQUIRES at destruction: all lanes and memory have come back.
 class Device {
  public:
-  Device(gpu::Runtime* runtime, int ordinal, const gpu::DeviceProperties& properties, uint32_t lanes);
+  Device(gpu::Runtime* runtime, int ordinal, const gpu::DeviceProperties& properties, uint32_t lanes, HostPins* pins);
   ~Device();
 
   const std::string& uuid() const { return uuid_; }
@@ -136,6 +162,7 @@ class Device {
   const std::string uuid_, name_;
   const uint64_t total_bytes_;
   const uint32_t lanes_max_;
+  HostPins* const pins_;
 
   mutable std::mutex import_mutex_;  // opened and closed one at a time, so that none is opened while it is being closed
   std::map<std::string, Imported> imported_;
@@ -166,10 +193,13 @@ class Devices {
   // OK where there is a device.
   const absl::Status& why_none() const { return why_none_; }
   gpu::Runtime* runtime() const { return runtime_; }
+  // Host memory that chunks are copied to from devices. Until the devices are destroyed, it must stay.
+  void PinWhenUsed(void* memory, uint64_t bytes) { pins_.Add(memory, bytes); }
 
  private:
-  explicit Devices(gpu::Runtime* runtime) : runtime_(runtime) {}
+  explicit Devices(gpu::Runtime* runtime) : runtime_(runtime), pins_(runtime) {}
   gpu::Runtime* const runtime_;
+  HostPins pins_;
   std::vector<std::unique_ptr<Device>> devices_;
   absl::Status why_none_;
 };

@@ -47,7 +47,14 @@ absl::Status LaunchError(const gpu::LaunchStatus& status, const std::string& doi
                    doing + ": the job's " + status.wrong + " was refused", {{"field", status.wrong}});
 }
 
-absl::Status ImportError(const gpu::CallStatus& status) {
+absl::Status CheckHandleLength(const std::string& handle, const std::string& maker) {
+  if (handle.size() == gpu::kIpcHandleBytes) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_IPC_HANDLE",
+                   "the handle has " + std::to_string(handle.size()) + " bytes, " + maker + " gives " +
+                       std::to_string(gpu::kIpcHandleBytes));
+}
+
+absl::Status ImportError(const gpu::CallStatus& status, const std::string& what, const std::string& maker) {
   switch (status.error) {
     case gpu::kInvalidValue:
     case gpu::kInvalidDevice:
@@ -57,13 +64,13 @@ absl::Status ImportError(const gpu::CallStatus& status) {
     case gpu::kNotPermitted:
     case gpu::kNotSupported:
     case gpu::kTooManyPeers: break;
-    default: return DeviceError(status, "opening a handle of GPU memory");
+    default: return DeviceError(status, "opening the handle of " + what);
   }
   return MakeError(
       absl::StatusCode::kFailedPrecondition, "IPC_HANDLE_REFUSED",
-      std::string("the handle of GPU memory cannot be opened: ") + status.name + " (" + std::to_string(status.error) +
+      "the handle of " + what + " cannot be opened: " + status.name + " (" + std::to_string(status.error) +
           "), " + status.words +
-          ". It must come from cudaIpcGetMemHandle in another process that still lives, on this device and, with MIG, in "
+          ". It must come from " + maker + " in another process that still lives, on this device and, with MIG, in "
           "the same GPU instance; both processes must share one PID and one IPC namespace (containers: hostPID or "
           "shareProcessNamespace, and hostIPC)",
       MetadataFor(status));

@@ -17,8 +17,10 @@ absl::Status DeviceError(const gpu::CallStatus& status, const std::string& doing
 // The same for a launch; a job that was refused by the name of a field is INTERNAL DEVICE_ERROR.
 absl::Status LaunchError(const gpu::LaunchStatus& status, const std::string& doing);
 
-// A worker's handle could not be opened: says which of the known causes it may be. FAILED_PRECONDITION
-// IPC_HANDLE_REFUSED, or as DeviceError where the handle is not to blame.
-absl::Status ImportError(const gpu::CallStatus& status);
+// A worker's handle, of `what` ("an event") that `maker` makes, could not be opened: says which of the known causes it
+// may be. FAILED_PRECONDITION IPC_HANDLE_REFUSED, or as DeviceError where the handle is not to blame.
+absl::Status ImportError(const gpu::CallStatus& status, const std::string& what, const std::string& maker);
+// INVALID_ARGUMENT INVALID_IPC_HANDLE unless it has the length of one.
+absl::Status CheckHandleLength(const std::string& handle, const std::string& maker);
 
 }  // namespace spectrumkv

@@ -46,6 +46,8 @@ uint8_t* DeviceLane::Grow(bool pinned, uint64_t bytes) {
   return static_cast<uint8_t*>(memory);
 }
 
+bool DeviceLane::IsPinned(const void* memory) const { return device_->pins_->IsPinned(memory); }
+
 uint8_t* DeviceLane::Pinned(uint64_t bytes) { return Grow(true, bytes); }
 uint8_t* DeviceLane::OnDevice(uint64_t bytes) { return Grow(false, bytes); }
 

@@ -36,6 +36,7 @@ struct AdminHooks {
   const BackendRegistry* backends = nullptr;
   const SlotPool* send_slots = nullptr;
   const SlotPool* receive_slots = nullptr;
+  const Devices* devices = nullptr;
   int64_t max_drain_timeout_ms = 3600000;
 };
 

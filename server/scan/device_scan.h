@@ -1,0 +1,26 @@
+// The scan stage on the GPU that a source's blocks are on.
+#pragma once
+
+#include "absl/status/status.h"
+#include "server/memory/lane_memory.h"
+#include "server/scan/scan.h"
+
+namespace spectrumkv {
+
+class DeviceEvents;
+
+// Rows of both planes of a range of tokens of one layer. v.rows null where there is no V.
+struct DeviceRange {
+  ChunkDims dims;
+  DeviceRows k, v;
+  const DeviceEvents* written = nullptr;  // when the values are there; null: now
+};
+
+// As ScanLayer, for dims.tokens tokens from `first` on. Errors: those of the device.
+absl::Status ScanOnDevice(Device* device, const DeviceRange& range, uint32_t first, LayerScan* out);
+
+// As SpreadChunk: the values are copied to the host, where `backend` samples them. Errors: those of the device.
+absl::Status SpreadFromDevice(Device* device, const Backend& backend, const DeviceRange& range, uint32_t first,
+                              uint32_t pinned, Workspace* workspace, LayerScan* out);
+
+}  // namespace spectrumkv
