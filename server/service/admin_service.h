@@ -10,6 +10,7 @@
 #include <grpcpp/impl/service_type.h>
 #include "absl/status/status.h"
 #include "kernels/codec/registry.h"
+#include "server/memory/device.h"
 #include "server/memory/slot_pool.h"
 #include "server/service/service_context.h"
 
