@@ -124,8 +124,8 @@ class Cuda final : public Runtime {
   CallStatus DestroyEvent(int device, Event event) override {
     return On(device, [&] { return cudaEventDestroy(event); });
   }
-  CallStatus Wait(DeviceStream stream, Event event) override {
-    return On(stream.device, [&] { return cudaStreamWaitEvent(stream.stream, event, 0); });
+  CallStatus Query(int device, Event event) override {
+    return On(device, [&] { return cudaEventQuery(event); });
   }
 
   CallStatus Copy(void* to, const void* from, uint64_t bytes, DeviceStream stream) override {

@@ -28,7 +28,7 @@ class NoRuntime final : public Runtime {
   CallStatus Synchronize(DeviceStream) override { return kNone; }
   CallStatus OpenEvent(int, const uint8_t*, Event*) override { return kNone; }
   CallStatus DestroyEvent(int, Event) override { return kNone; }
-  CallStatus Wait(DeviceStream, Event) override { return kNone; }
+  CallStatus Query(int, Event) override { return kNone; }
   CallStatus Copy(void*, const void*, uint64_t, DeviceStream) override { return kNone; }
   CallStatus CopyRows(Pitched, Pitched, size_t, size_t, DeviceStream) override { return kNone; }
   CallStatus Zero(void*, uint64_t, DeviceStream) override { return kNone; }

@@ -115,8 +115,8 @@ class Runtime {
   // An event of another process, as cudaIpcGetEventHandle gave it.
   virtual CallStatus OpenEvent(int device, const uint8_t* handle, Event* event) = 0;
   virtual CallStatus DestroyEvent(int device, Event event) = 0;
-  // What is queued on the stream from now on runs after what the event records now. The host waits for nothing.
-  virtual CallStatus Wait(DeviceStream stream, Event event) = 0;
+  // kNotReady where what the event recorded has not been reached yet. The host waits for nothing.
+  virtual CallStatus Query(int device, Event event) = 0;
 
   // Queued. Either end may be device memory or pinned host memory.
   virtual CallStatus Copy(void* to, const void* from, uint64_t bytes, DeviceStream stream) = 0;

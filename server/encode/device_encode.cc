@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "kernels/codec/chunk_head.h"
-#include "server/memory/device_events.h"
 
 namespace spectrumkv {
 
@@ -45,7 +44,6 @@ absl::StatusOr<EncodeResult> EncodeOnDevice(const EncodeSource& source, const Pl
   job.capacity = coded.bytes;
   job.report = memory.device<gpu::ChunkReport>(report);
   memory.Upload(k_runs, tiers);
-  if (source.written != nullptr) source.written->QueueWaits(&*lane);
   lane->Encode(job, memory.device(workspace), workspace.bytes);
   memory.Download(report, report);
   // As many bytes as were planned: what comes out longer or shorter is planned again.

@@ -11,8 +11,6 @@
 
 namespace spectrumkv {
 
-class DeviceEvents;
-
 // Where layer `layer_index` of a TransferShape lies in a pool: groups[group].layers[layer_slot].
 struct LayerPlace {
   uint32_t group = 0;
@@ -25,7 +23,6 @@ struct EncodeSource {
   const TransferShape* shape = nullptr;
   const std::vector<LayerPlace>* places = nullptr;
   bool escapes_known = false;  // the chunks were planned from a scan
-  const DeviceEvents* written = nullptr;  // of a source on a GPU: when the values are there; null: now
 };
 
 // Scratch of one thread.

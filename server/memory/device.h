@@ -63,7 +63,6 @@ class DeviceLane {
   void CopyRows(gpu::Pitched to, gpu::Pitched from, size_t width_bytes, size_t rows);
   void Zero(void* memory, uint64_t bytes);
   void ZeroRows(gpu::Pitched memory, size_t width_bytes, size_t rows);
-  void WaitFor(gpu::Event event);
   void Encode(const gpu::EncodeJob& job, void* workspace, size_t workspace_bytes);
   void Decode(const gpu::DecodeJob& job, void* workspace, size_t workspace_bytes);
   void Scan(const gpu::ScanJob& job);

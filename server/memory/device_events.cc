@@ -6,9 +6,11 @@
 namespace spectrumkv {
 
 DeviceEvents::~DeviceEvents() {
-  for (gpu::Event event : events_) {
-    device_->Note(device_->runtime().DestroyEvent(device_->ordinal(), event), "closing an event").IgnoreError();
-  }
+  for (gpu::Event event : events_) Close(event);
+}
+
+void DeviceEvents::Close(gpu::Event event) {
+  device_->Note(device_->runtime().DestroyEvent(device_->ordinal(), event), "closing an event").IgnoreError();
 }
 
 absl::Status DeviceEvents::Add(const std::string& handle) {
@@ -16,7 +18,7 @@ absl::Status DeviceEvents::Add(const std::string& handle) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (events_.size() >= kMax) {
     return MakeError(absl::StatusCode::kResourceExhausted, "TOO_MANY_EVENTS",
-                     "a source may name " + std::to_string(kMax) + " events, this one has");
+                     "a source may name " + std::to_string(kMax) + " events that have not been reached, this one has");
   }
   gpu::Event event = nullptr;
   const gpu::CallStatus opened = device_->runtime().OpenEvent(
@@ -29,9 +31,16 @@ absl::Status DeviceEvents::Add(const std::string& handle) {
   return absl::OkStatus();
 }
 
-void DeviceEvents::QueueWaits(DeviceLane* lane) const {
+absl::StatusOr<bool> DeviceEvents::Reached() {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (gpu::Event event : events_) lane->WaitFor(event);
+  while (!events_.empty()) {
+    const gpu::CallStatus status = device_->runtime().Query(device_->ordinal(), events_.back());
+    if (status.error == gpu::kNotReady) return false;
+    if (absl::Status noted = device_->Note(status, "asking for an event"); !noted.ok()) return noted;
+    Close(events_.back());
+    events_.pop_back();
+  }
+  return true;
 }
 
 }  // namespace spectrumkv

@@ -1,5 +1,5 @@
-// Events of a worker, on which whoever reads its GPU memory waits: what the worker's streams had queued when it recorded
-// them was the writing of what is read.
+// Events of a worker that stand behind its writes to GPU memory: it is read when all have been reached. They are asked,
+// not waited for, so that a worker whose event never comes holds no stream and no thread of the daemon.
 #pragma once
 
 #include <memory>
@@ -8,14 +8,15 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "server/memory/device.h"
 
 namespace spectrumkv {
 
-// Thread-safe. Closes its events when destroyed: no lane may have a wait for them queued.
+// Thread-safe. Closes its events when they have been reached, or when destroyed.
 class DeviceEvents {
  public:
-  // Most that one source may have: one for each of its Advances.
+  // Most that may be awaited at a time.
   static constexpr size_t kMax = 4096;
 
   explicit DeviceEvents(Device* device) : device_(device) {}
@@ -27,12 +28,13 @@ class DeviceEvents {
   // IPC_HANDLE_REFUSED; RESOURCE_EXHAUSTED TOO_MANY_EVENTS.
   absl::Status Add(const std::string& handle);
 
-  // What is queued on the lane from now on runs after all events so far. The host waits for nothing.
-  void QueueWaits(DeviceLane* lane) const;
+  // Whether all have been reached. Errors: those of the device.
+  absl::StatusOr<bool> Reached();
 
  private:
   Device* const device_;
-  mutable std::mutex mutex_;
+  void Close(gpu::Event event);
+  std::mutex mutex_;
   std::vector<gpu::Event> events_;
 };
 

@@ -87,12 +87,6 @@ void DeviceLane::ZeroRows(gpu::Pitched memory, size_t width_bytes, size_t rows) 
   Queued(device_->runtime().ZeroRows(memory, width_bytes, rows, state_->stream), "zeroing rows");
 }
 
-void DeviceLane::WaitFor(gpu::Event event) {
-  if (!error_.ok()) return;
-  dirty_ = true;
-  Queued(device_->runtime().Wait(state_->stream, event), "waiting for an event");
-}
-
 void DeviceLane::Encode(const gpu::EncodeJob& job, void* workspace, size_t workspace_bytes) {
   if (error_.ok()) Launched(device_->runtime().Encode(job, workspace, workspace_bytes, state_->stream), "encoding");
 }

@@ -5,8 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "server/memory/device_events.h"
-
 namespace spectrumkv {
 namespace {
 
@@ -50,7 +48,6 @@ absl::Status ScanOnDevice(Device* device, const DeviceRange& range, uint32_t fir
       part.rows += done;
       gpu::ScanJob job{dims, PlaneOf(part, dims.tokens, memory, runs), memory.device<TokenScan>(found)};
       memory.Upload(runs, runs);
-      if (range.written != nullptr) range.written->QueueWaits(&*lane);
       lane->Scan(job);
       memory.Download(found, found);
       if (absl::Status status = lane->Finish(); !status.ok()) return status;
@@ -70,7 +67,6 @@ absl::Status SpreadFromDevice(Device* device, const Backend& backend, const Devi
   const DeviceRows* const planes[2] = {&range.k, &range.v};
   const size_t count = range.v.rows != nullptr ? 2 : 1;
   uint8_t* const dense = lane->Pinned(count * dims.tokens * token_bytes);
-  if (range.written != nullptr) range.written->QueueWaits(&*lane);
   std::vector<const uint8_t*> rows;
   rows.reserve(count * dims.tokens);
   for (size_t p = 0; dense != nullptr && p < count; ++p) {

@@ -7,13 +7,10 @@
 
 namespace spectrumkv {
 
-class DeviceEvents;
-
 // Rows of both planes of a range of tokens of one layer. v.rows null where there is no V.
 struct DeviceRange {
   ChunkDims dims;
   DeviceRows k, v;
-  const DeviceEvents* written = nullptr;  // when the values are there; null: now
 };
 
 // As ScanLayer, for dims.tokens tokens from `first` on. Errors: those of the device.

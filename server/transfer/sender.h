@@ -54,6 +54,8 @@ class SenderTransfer final : public Transfer {
 
   // The end of a worker's writes to a GPU (empty: they have been done).
   absl::Status AwaitWritten(const std::string& written_event);
+  // Whether all of them have come to their end; where not, `then` is called when it is time to ask again.
+  bool EventsReached(void (SenderTransfer::*then)());
 
   // Planning (sender_plan.cc).
   absl::Status AdoptPlanner(absl::StatusOr<Planner> planner);
@@ -114,6 +116,7 @@ class SenderTransfer final : public Transfer {
 
   std::unique_ptr<BlockHold> source_;
   std::unique_ptr<DeviceEvents> written_events_;  // of a source on a GPU
+  TimerId event_timer_ = 0;
   const Policy policy_;
   const int64_t deadline_ms_;
   const bool layerwise_;

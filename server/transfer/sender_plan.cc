@@ -15,6 +15,8 @@ namespace spectrumkv {
 namespace {
 
 constexpr size_t kScanWorkersMax = 8;
+// How often a worker's events are asked for: well below the time that a chunk takes on the network.
+constexpr int64_t kEventPollNs = 200'000;
 
 // Position in the request of the last kept token of each chunk.
 std::vector<uint32_t> LastPositions(const TransferShape& shape, const std::vector<ChunkCut>& cuts) {
@@ -34,7 +36,6 @@ DeviceRange RangeOf(const EncodeSource& source, const ChunkCut& cut, EncodeScrat
   range.dims = DimsOf(source.shape->layers[cut.layer_index], cut.token_count);
   range.k = DeviceRowsOf(source, cut, PlaneId::kK, &scratch->k_rows);
   if (range.dims.has_v) range.v = DeviceRowsOf(source, cut, PlaneId::kV, &scratch->v_rows);
-  range.written = source.written;
   return range;
 }
 
@@ -85,7 +86,7 @@ absl::Status SenderTransfer::AdoptPlanner(absl::StatusOr<Planner> planner) {
   chunk_state_.assign(planner_->cuts().size(), ChunkState::kUnwritten);
   planned_.resize(planner_->cuts().size());
   last_position_ = LastPositions(shape, planner_->cuts());
-  encode_source_ = EncodeSource{source_.get(), &shape, &places_, scans_, written_events_.get()};
+  encode_source_ = EncodeSource{source_.get(), &shape, &places_, scans_};
   UpdateReport([&](TransferReport& r) {
     r.kept_tokens = shape.kept_count();
     r.dropped = planner_->dropped();
@@ -166,13 +167,14 @@ void SenderTransfer::PlanAgainWhenStill() {
 // Scans everything, as if nothing were dropped, to choose the tokens that travel; the batch scan is done again later
 // over those alone.
 void SenderTransfer::StartFullScan() {
+  if (!EventsReached(&SenderTransfer::StartFullScan)) return;
   parts().compute->Post([this, self = shared_from_this()] {
     if (!gate_.Enter()) return;
     TransferShape all;
     all.token_count = source_->token_count();
     all.kept = {{0, all.token_count}};
     all.layers = layers_;
-    const EncodeSource source{source_.get(), &all, &places_, false, written_events_.get()};
+    const EncodeSource source{source_.get(), &all, &places_};
     std::vector<LayerScan> scan(layers_.size());
     for (size_t i = 0; i < scan.size(); ++i) {
       scan[i].k.resize(all.token_count);
@@ -201,6 +203,24 @@ absl::Status SenderTransfer::AwaitWritten(const std::string& written_event) {
                      "written_event is given, but the source pool is in host memory", {{"field", "written_event"}});
   }
   return written_events_->Add(written_event);
+}
+
+bool SenderTransfer::EventsReached(void (SenderTransfer::*then)()) {
+  if (written_events_ == nullptr) return true;
+  if (event_timer_ != 0) return false;
+  const absl::StatusOr<bool> reached = written_events_->Reached();
+  if (!reached.ok()) Fail(reached.status());
+  if (!reached.ok() || *reached) return reached.ok();
+  event_timer_ = parts().clock->CallAt(NowNs() + kEventPollNs, [weak = weak_from_this(), then] {
+    std::shared_ptr<Transfer> self = weak.lock();
+    if (self == nullptr) return;
+    auto* t = static_cast<SenderTransfer*>(self.get());
+    t->Post([t, then] {
+      t->event_timer_ = 0;
+      if (!t->terminal()) (t->*then)();
+    });
+  });
+  return false;
 }
 
 absl::Status SenderTransfer::Advance(uint32_t layers, uint32_t tokens, const std::vector<float>& scores,
@@ -251,7 +271,8 @@ std::vector<uint32_t> SenderTransfer::WrittenChunks() {
 void SenderTransfer::MaybePlan() {
   if (planning_ || plan_again_ || terminal() || !planner_.has_value()) return;
   std::vector<uint32_t> batch = WrittenChunks();
-  if (batch.empty()) return;
+  // In this order: a chunk's event was added before it was told to be written.
+  if (batch.empty() || !EventsReached(&SenderTransfer::MaybePlan)) return;
   planning_ = true;
   for (uint32_t chunk : batch) chunk_state_[chunk] = ChunkState::kPlanning;
   ScanBatch(std::make_shared<std::vector<uint32_t>>(std::move(batch)));

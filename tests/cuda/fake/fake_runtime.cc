@@ -1,7 +1,6 @@
 #include "tests/cuda/fake/fake_runtime.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -40,6 +39,16 @@ void FakeRuntime::Fail(const std::string& call, int error, int good, bool late, 
 void FakeRuntime::ForgetFailures() {
   std::lock_guard<std::mutex> lock(mutex_);
   failures_.clear();
+}
+
+void FakeRuntime::Revive() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  sticky_ = 0;
+}
+
+void FakeRuntime::DropQueues() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& stream : streams_) stream->queue.clear();
 }
 
 std::vector<std::string> FakeRuntime::violations() const {
@@ -206,11 +215,10 @@ CallStatus FakeRuntime::Synchronize(DeviceStream stream) {
 }
 
 CallStatus FakeRuntime::Queue(const std::string& call, DeviceStream stream,
-                              std::vector<std::pair<const void*, uint64_t>> uses, std::function<void()> run,
-                              const uint32_t* event) {
+                              std::vector<std::pair<const void*, uint64_t>> uses, std::function<void()> run) {
   int late = 0;
   if (const int error = Called(call, &late)) return Told(error);
-  Op op{call, std::move(run), {}, event, late};
+  Op op{call, std::move(run), {}, late};
   for (const auto& [address, bytes] : uses) {
     const auto found = memory_.Find(address, bytes);
     if (!found.has_value()) {
@@ -225,8 +233,9 @@ CallStatus FakeRuntime::Queue(const std::string& call, DeviceStream stream,
   return CallStatus{};
 }
 
-CallStatus FakeRuntime::Wait(DeviceStream stream, gpu::Event event) {
-  return Queue("Wait", stream, {{event, sizeof(uint32_t)}}, [] {}, reinterpret_cast<const uint32_t*>(event));
+CallStatus FakeRuntime::Query(int, gpu::Event event) {
+  if (const int error = Called("Query")) return Told(error);
+  return Told(__atomic_load_n(reinterpret_cast<const uint32_t*>(event), __ATOMIC_ACQUIRE) != 0 ? 0 : gpu::kNotReady);
 }
 
 CallStatus FakeRuntime::Copy(void* to, const void* from, uint64_t bytes, DeviceStream stream) {
@@ -288,9 +297,7 @@ LaunchStatus FakeRuntime::Scan(const gpu::ScanJob& job, DeviceStream stream) {
 FakeRuntime::FakeStream* FakeRuntime::Pick() {
   std::vector<FakeStream*> ready;
   for (const auto& stream : streams_) {
-    if (stream->queue.empty()) continue;
-    const uint32_t* event = stream->queue.front().event;
-    if (event == nullptr || __atomic_load_n(event, __ATOMIC_ACQUIRE) != 0) ready.push_back(stream.get());
+    if (!stream->queue.empty()) ready.push_back(stream.get());
   }
   if (ready.empty()) return nullptr;
   FakeStream* picked = ready[rng_() % ready.size()];
@@ -305,7 +312,7 @@ void FakeRuntime::Run() {
   while (!stopping_) {
     FakeStream* const stream = waiting_ > 0 ? Pick() : nullptr;
     if (stream == nullptr) {
-      changed_.wait_for(lock, std::chrono::milliseconds(1));  // an event of another process wakes nobody
+      changed_.wait(lock);
       continue;
     }
     Op& op = stream->queue.front();  // stays in the queue while it runs: its memory is in use

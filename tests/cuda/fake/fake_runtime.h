@@ -42,6 +42,10 @@ class FakeRuntime final : public gpu::Runtime {
   // Synchronize tells.
   void Fail(const std::string& call, int error, int good = 0, bool late = false, bool always = false);
   void ForgetFailures();
+  // A new context after an error that ended everything, as a new process would have it.
+  void Revive();
+  // What is queued never runs.
+  void DropQueues();
 
   // What no device would forgive: "copy from memory that is not pinned", "freed while ...".
   std::vector<std::string> violations() const;
@@ -67,7 +71,7 @@ class FakeRuntime final : public gpu::Runtime {
   gpu::CallStatus Synchronize(gpu::DeviceStream stream) override;
   gpu::CallStatus OpenEvent(int device, const uint8_t* handle, gpu::Event* event) override;
   gpu::CallStatus DestroyEvent(int device, gpu::Event event) override;
-  gpu::CallStatus Wait(gpu::DeviceStream stream, gpu::Event event) override;
+  gpu::CallStatus Query(int device, gpu::Event event) override;
   gpu::CallStatus Copy(void* to, const void* from, uint64_t bytes, gpu::DeviceStream stream) override;
   gpu::CallStatus CopyRows(gpu::Pitched to, gpu::Pitched from, size_t width_bytes, size_t rows,
                            gpu::DeviceStream stream) override;
@@ -84,7 +88,6 @@ class FakeRuntime final : public gpu::Runtime {
     std::string name;
     std::function<void()> run;
     std::vector<uintptr_t> uses;     // allocations, by their beginning
-    const uint32_t* event = nullptr;  // waits until it is not 0
     int error = 0;                    // what running it comes to
   };
   struct FakeStream {
@@ -102,7 +105,7 @@ class FakeRuntime final : public gpu::Runtime {
   int Called(const std::string& call, int* late = nullptr);
   gpu::CallStatus Told(int error) const;
   gpu::CallStatus Queue(const std::string& call, gpu::DeviceStream stream, std::vector<std::pair<const void*, uint64_t>> uses,
-                        std::function<void()> run, const uint32_t* event = nullptr);
+                        std::function<void()> run);
   gpu::LaunchStatus Launch(const std::string& call, gpu::DeviceStream stream, const char* wrong,
                            std::vector<const void*> uses, std::function<void()> run);
   gpu::CallStatus FreeUnused(const std::string& call, FakeMemory::Kind kind, void* memory);
