@@ -155,6 +155,9 @@ class Cuda final : public Runtime {
   LaunchStatus Scan(const ScanJob& job, DeviceStream stream) override {
     return Launch(stream, [&] { return LaunchScan(job, stream.stream); });
   }
+  LaunchStatus Spread(const SpreadJob& job, DeviceStream stream) override {
+    return Launch(stream, [&] { return LaunchSpread(job, stream.stream); });
+  }
 
  private:
   template <typename Call>

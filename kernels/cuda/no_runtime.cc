@@ -36,6 +36,7 @@ class NoRuntime final : public Runtime {
   LaunchStatus Encode(const EncodeJob&, void*, size_t, DeviceStream) override { return kNotLaunched; }
   LaunchStatus Decode(const DecodeJob&, void*, size_t, DeviceStream) override { return kNotLaunched; }
   LaunchStatus Scan(const ScanJob&, DeviceStream) override { return kNotLaunched; }
+  LaunchStatus Spread(const SpreadJob&, DeviceStream) override { return kNotLaunched; }
 };
 
 }  // namespace

@@ -76,9 +76,9 @@ Device::Device(gpu::Runtime* runtime, int ordinal, const gpu::DeviceProperties& 
 
 Device::~Device() {
   for (const auto& lane : lanes_) {
-    if (lane->pinned != nullptr) Note(runtime_->FreePinned(lane->pinned), "freeing pinned memory");
-    if (lane->on_device != nullptr) Note(runtime_->Free(ordinal_, lane->on_device), "freeing device memory");
-    Note(runtime_->DestroyStream(lane->stream), "destroying a stream");
+    if (lane->pinned != nullptr) Note(runtime_->FreePinned(lane->pinned), "freeing pinned memory").IgnoreError();
+    if (lane->on_device != nullptr) Note(runtime_->Free(ordinal_, lane->on_device), "freeing device memory").IgnoreError();
+    Note(runtime_->DestroyStream(lane->stream), "destroying a stream").IgnoreError();
   }
 }
 

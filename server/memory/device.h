@@ -66,6 +66,7 @@ class DeviceLane {
   void Encode(const gpu::EncodeJob& job, void* workspace, size_t workspace_bytes);
   void Decode(const gpu::DecodeJob& job, void* workspace, size_t workspace_bytes);
   void Scan(const gpu::ScanJob& job);
+  void Spread(const gpu::SpreadJob& job);
 
   // Host memory that copies may use beside the lane's own (Devices::PinWhenUsed).
   bool IsPinned(const void* memory) const;

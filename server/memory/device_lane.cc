@@ -97,6 +97,10 @@ void DeviceLane::Scan(const gpu::ScanJob& job) {
   if (error_.ok()) Launched(device_->runtime().Scan(job, state_->stream), "scanning");
 }
 
+void DeviceLane::Spread(const gpu::SpreadJob& job) {
+  if (error_.ok()) Launched(device_->runtime().Spread(job, state_->stream), "sampling");
+}
+
 absl::Status DeviceLane::Finish() {
   // Also after an error: what was queued before it still runs.
   if (std::exchange(dirty_, false)) Queued(device_->runtime().Synchronize(state_->stream), "waiting for the device");

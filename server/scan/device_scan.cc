@@ -3,34 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <utility>
-#include <vector>
 
 namespace spectrumkv {
-namespace {
-
-// Queues the copy of one plane to [tokens, heads, head_dim] in pinned memory.
-void GatherPlane(const ChunkDims& dims, const DeviceRows& plane, uint8_t* dense, DeviceLane* lane) {
-  const auto word = static_cast<int64_t>(SizeOf(dims.dtype));
-  const size_t cell = dims.head_dim * SizeOf(dims.dtype);
-  const bool dense_dim = plane.dim_stride_bytes == word;
-  const bool dense_token = dense_dim && (dims.heads == 1 || plane.head_stride_bytes == static_cast<int64_t>(cell));
-  for (uint32_t t = 0; t < dims.tokens; ++t, dense += dims.heads * cell) {
-    uint8_t* const row = plane.rows[t];
-    if (dense_token) {
-      lane->Copy(dense, row, dims.heads * cell);
-    } else if (dense_dim) {
-      lane->CopyRows({dense, cell}, {row, static_cast<size_t>(plane.head_stride_bytes)}, cell, dims.heads);
-    } else {
-      for (uint32_t h = 0; h < dims.heads; ++h) {
-        lane->CopyRows({dense + h * cell, SizeOf(dims.dtype)},
-                       {row + h * plane.head_stride_bytes, static_cast<size_t>(plane.dim_stride_bytes)},
-                       SizeOf(dims.dtype), dims.head_dim);
-      }
-    }
-  }
-}
-
-}  // namespace
 
 absl::Status ScanOnDevice(Device* device, const DeviceRange& range, uint32_t first, LayerScan* out) {
   auto lane = device->TakeLane();
@@ -58,27 +32,28 @@ absl::Status ScanOnDevice(Device* device, const DeviceRange& range, uint32_t fir
   return absl::OkStatus();
 }
 
-absl::Status SpreadFromDevice(Device* device, const Backend& backend, const DeviceRange& range, uint32_t first,
-                              uint32_t pinned, Workspace* workspace, LayerScan* out) {
+absl::Status SpreadOnDevice(Device* device, const DeviceRange& range, uint32_t first, uint32_t pinned, LayerScan* out) {
   auto lane = device->TakeLane();
   if (!lane.ok()) return lane.status();
-  const ChunkDims& dims = range.dims;
-  const size_t token_bytes = dims.heads * dims.head_dim * SizeOf(dims.dtype);
-  const DeviceRows* const planes[2] = {&range.k, &range.v};
-  const size_t count = range.v.rows != nullptr ? 2 : 1;
-  uint8_t* const dense = lane->Pinned(count * dims.tokens * token_bytes);
-  std::vector<const uint8_t*> rows;
-  rows.reserve(count * dims.tokens);
-  for (size_t p = 0; dense != nullptr && p < count; ++p) {
-    uint8_t* const begin = dense + p * dims.tokens * token_bytes;
-    GatherPlane(dims, *planes[p], begin, &*lane);
-    for (uint32_t t = 0; t < dims.tokens; ++t) rows.push_back(begin + t * token_bytes);
-  }
+  const uint32_t tokens = range.dims.tokens;
+  const bool has_v = range.v.rows != nullptr;
+  LaneMemory memory;
+  const auto k_runs = memory.Take(RunsBytes(tokens));
+  const auto v_runs = memory.Take(has_v ? RunsBytes(tokens) : 0);
+  const auto k_spreads = memory.Take(tokens);
+  const auto v_spreads = memory.Take(has_v ? tokens : 0);
+  if (!memory.Map(&*lane)) return lane->Finish();
+  gpu::SpreadJob k{range.dims, PlaneOf(range.k, tokens, memory, k_runs), true,
+                   pinned > first ? std::min(pinned - first, tokens) : 0, memory.device(k_spreads)};
+  gpu::SpreadJob v;
+  if (has_v) v = {range.dims, PlaneOf(range.v, tokens, memory, v_runs), false, 0, memory.device(v_spreads)};
+  memory.Upload(k_runs, v_runs);
+  lane->Spread(k);
+  if (has_v) lane->Spread(v);
+  memory.Download(k_spreads, v_spreads);
   if (absl::Status status = lane->Finish(); !status.ok()) return status;
-  const auto word = static_cast<int64_t>(SizeOf(dims.dtype));
-  const SourcePlane k{rows.data(), dims.head_dim * word, word};
-  const SourcePlane v{rows.data() + dims.tokens, dims.head_dim * word, word};
-  SpreadChunk(backend, dims, k, count == 2 ? &v : nullptr, first, pinned, workspace, out);
+  std::memcpy(out->k_spread.data() + first, memory.host(k_spreads), tokens);
+  if (has_v) std::memcpy(out->v_spread.data() + first, memory.host(v_spreads), tokens);
   return absl::OkStatus();
 }
 

@@ -16,8 +16,7 @@ struct DeviceRange {
 // As ScanLayer, for dims.tokens tokens from `first` on. Errors: those of the device.
 absl::Status ScanOnDevice(Device* device, const DeviceRange& range, uint32_t first, LayerScan* out);
 
-// As SpreadChunk: the values are copied to the host, where `backend` samples them. Errors: those of the device.
-absl::Status SpreadFromDevice(Device* device, const Backend& backend, const DeviceRange& range, uint32_t first,
-                              uint32_t pinned, Workspace* workspace, LayerScan* out);
+// As SpreadChunk. REQUIRES: a chunk's tokens at most. Errors: those of the device.
+absl::Status SpreadOnDevice(Device* device, const DeviceRange& range, uint32_t first, uint32_t pinned, LayerScan* out);
 
 }  // namespace spectrumkv

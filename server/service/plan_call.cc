@@ -29,7 +29,7 @@ absl::Status ScanOne(const Backend& backend, Device* device, const ScanPiece& pi
   if (device != nullptr) {
     absl::Status done = ScanOnDevice(device, range, piece.first, scan);
     if (!done.ok() || !piece.spreads) return done;
-    return SpreadFromDevice(device, backend, range, piece.first, piece.pinned, workspace, scan);
+    return SpreadOnDevice(device, range, piece.first, piece.pinned, scan);
   }
   const SourcePlane k{range.k.rows, range.k.head_stride_bytes, range.k.dim_stride_bytes};
   const SourcePlane v{range.v.rows, range.v.head_stride_bytes, range.v.dim_stride_bytes};

@@ -130,8 +130,7 @@ absl::Status SenderTransfer::ScanOne(const ChunkCut& cut) {
   if (!samples_) return absl::OkStatus();
   EncodeScratch* const scratch = &ThreadEncodeScratch();
   if (Device* const device = source_->device()) {
-    return SpreadFromDevice(device, *parts().backend, RangeOf(encode_source_, cut, scratch), cut.token_first,
-                            policy_.sinks, &scratch->workspace, scan);
+    return SpreadOnDevice(device, RangeOf(encode_source_, cut, scratch), cut.token_first, policy_.sinks, scan);
   }
   const SourcePlanes planes = PlanesOf(encode_source_, cut, scratch);
   SpreadChunk(*parts().backend, planes.dims, planes.k, planes.values(), cut.token_first, policy_.sinks,

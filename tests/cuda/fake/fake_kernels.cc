@@ -26,6 +26,7 @@ const char* CheckJob(const gpu::DecodeJob& job, const void* workspace, size_t wo
   return gpu::Check(job, workspace, workspace_bytes);
 }
 const char* CheckJob(const gpu::ScanJob& job) { return gpu::Check(job); }
+const char* CheckJob(const gpu::SpreadJob& job) { return gpu::Check(job); }
 
 void RunOnShim(const gpu::EncodeJob& job, void* workspace, std::vector<shim::Range> memory) {
   std::lock_guard<std::mutex> lock(shared_memory_mutex);
@@ -41,6 +42,11 @@ void RunOnShim(const gpu::ScanJob& job, std::vector<shim::Range> memory) {
   std::lock_guard<std::mutex> lock(shared_memory_mutex);
   shim::Launcher launch = LauncherFor(std::move(memory));
   gpu::RunScan(job, launch);
+}
+void RunOnShim(const gpu::SpreadJob& job, std::vector<shim::Range> memory) {
+  std::lock_guard<std::mutex> lock(shared_memory_mutex);
+  shim::Launcher launch = LauncherFor(std::move(memory));
+  gpu::RunSpread(job, launch);
 }
 
 }  // namespace spectrumkv::testing

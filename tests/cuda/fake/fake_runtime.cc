@@ -294,6 +294,11 @@ LaunchStatus FakeRuntime::Scan(const gpu::ScanJob& job, DeviceStream stream) {
                 [this, job] { RunOnShim(job, memory_.Ranges()); });
 }
 
+LaunchStatus FakeRuntime::Spread(const gpu::SpreadJob& job, DeviceStream stream) {
+  return Launch("Spread", stream, CheckJob(job), {job.plane.base, job.plane.runs, job.spreads},
+                [this, job] { RunOnShim(job, memory_.Ranges()); });
+}
+
 FakeRuntime::FakeStream* FakeRuntime::Pick() {
   std::vector<FakeStream*> ready;
   for (const auto& stream : streams_) {

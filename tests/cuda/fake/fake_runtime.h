@@ -82,6 +82,7 @@ class FakeRuntime final : public gpu::Runtime {
   gpu::LaunchStatus Decode(const gpu::DecodeJob& job, void* workspace, size_t workspace_bytes,
                            gpu::DeviceStream stream) override;
   gpu::LaunchStatus Scan(const gpu::ScanJob& job, gpu::DeviceStream stream) override;
+  gpu::LaunchStatus Spread(const gpu::SpreadJob& job, gpu::DeviceStream stream) override;
 
  private:
   struct Op {

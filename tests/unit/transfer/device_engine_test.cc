@@ -105,6 +105,7 @@ TEST_F(DeviceEngineTest, EveryWayLandsTheSameBitsAsBetweenHosts) {
   }
   EXPECT_GT(runtime_a_->calls()["Encode"], 0);
   EXPECT_GT(runtime_a_->calls()["Scan"], 0);
+  EXPECT_GT(runtime_a_->calls()["Spread"], 0);
   EXPECT_GT(runtime_b_->calls()["Decode"], 0);
 }
 
@@ -169,7 +170,7 @@ TEST_F(DeviceEngineTest, EveryFailureOfTheRuntimeEndsTheTransferAndNothingElse) 
   };
   const Case cases[] = {{"CreateStream", true, false},   {"AllocatePinned", true, false}, {"Allocate", true, false},
                         {"Copy", true, false},           {"Copy", true, true},            {"Encode", true, false},
-                        {"Encode", true, true},          {"Scan", true, false},           {"Scan", true, true},
+                        {"Encode", true, true},          {"Scan", true, false},           {"Scan", true, true},           {"Spread", true, true},
                         {"Synchronize", true, false},    {"Copy", false, false},          {"Copy", false, true},
                         {"Decode", false, false},        {"Decode", false, true},         {"Synchronize", false, false},
                         {"ZeroRows", false, false},      {"ZeroRows", false, true}};
@@ -179,8 +180,9 @@ TEST_F(DeviceEngineTest, EveryFailureOfTheRuntimeEndsTheTransferAndNothingElse) 
                                              {gpu::kUnknownError, "DEVICE_ERROR"},
                                              {gpu::kIllegalAddress, "DEVICE_FAILED"},
                                              {gpu::kLaunchFailure, "DEVICE_FAILED"}};
-  Policy policy;
+  Policy policy;  // scans and samples
   policy.budget = 0.4;
+  policy.allocator = Allocator::kOptimal;
   policy.importance = ImportanceSource::kKeyNorm;
   int number = 0;
   for (const auto& [error, reason] : errors) {
