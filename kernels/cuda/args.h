@@ -53,6 +53,9 @@ struct ScanArgs {
   uint8_t* scans;  // TokenScan[tokens]
 };
 
+// The most values that SpreadSampleOf samples of a token, of all numbers of heads and head sizes there are.
+constexpr uint32_t kSpreadValues = 256;
+
 struct SpreadArgs {
   uint32_t tokens;
   uint32_t head_dim;

@@ -6,10 +6,6 @@
 
 namespace spectrumkv::gpu {
 
-// More values than any sample has: SpreadSampleOf takes at most 128 and one piece, which has at most a quarter of a head
-// of kMaxHeadDim.
-constexpr uint32_t kSpreadValues = 512;
-
 // Where values [8 * unit, 8 * unit + 8) of the sample of a token lie.
 SPECTRUMKV_DEVICE const uint8_t* SampledAt(const SpreadArgs& args, uint32_t token, uint32_t unit) {
   const uint32_t units = args.sample_dims / kLaneValues;

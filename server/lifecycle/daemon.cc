@@ -201,6 +201,7 @@ void Daemon::Impl::FindDevices() {
   Devices::Options options;
   // One for each thread that codes, so that none waits for a lane.
   options.lanes_per_device = static_cast<uint32_t>(CodecThreads(config_));
+  options.allow_unpinned = config_.memory.allow_host_fallback;
   devices_ = Devices::Find(gpus_, options);
   const auto [staging, staging_bytes] = send_slots_->memory();
   devices_->PinWhenUsed(staging, staging_bytes);

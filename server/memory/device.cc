@@ -44,16 +44,21 @@ void HostPins::Add(void* memory, uint64_t bytes) {
   ranges_.push_back({static_cast<uint8_t*>(memory), bytes, false});
 }
 
-void HostPins::PinAll() {
+absl::Status HostPins::PinAll() {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (std::exchange(done_, true)) return;
+  if (std::exchange(done_, true)) return failed_;
   for (Range& range : ranges_) {
     const gpu::CallStatus status = runtime_->Pin(range.begin, range.bytes);
     range.pinned = status.ok();
     if (status.ok()) continue;
+    const std::string why(DeviceError(status, "pinning staging memory").message());
     SPECTRUMKV_LOG(kWarning, "memory", "staging memory cannot be pinned: chunks of GPU pools are copied once more",
-                   {"bytes", range.bytes}, {"error", std::string(DeviceError(status, "pinning").message())});
+                   {"allowed", allow_unpinned_}, {"bytes", range.bytes}, {"error", why});
+    if (allow_unpinned_) continue;
+    failed_ = MakeError(absl::StatusCode::kFailedPrecondition, "HOST_FALLBACK_FORBIDDEN",
+                        why + "; chunks would be copied once more, which memory.allow_host_fallback forbids");
   }
+  return failed_;
 }
 
 bool HostPins::IsPinned(const void* memory) const {
@@ -167,7 +172,10 @@ absl::StatusOr<std::unique_ptr<LaneState>> Device::MakeLane() {
   if (absl::Status made = Note(runtime_->CreateStream(ordinal_, &lane->stream), "creating a stream"); !made.ok()) {
     return made;
   }
-  pins_->PinAll();
+  if (absl::Status pinned = pins_->PinAll(); !pinned.ok()) {
+    Note(runtime_->DestroyStream(lane->stream), "destroying a stream").IgnoreError();
+    return pinned;
+  }
   return lane;
 }
 
@@ -216,7 +224,7 @@ Device::Use Device::use() const {
 }
 
 std::unique_ptr<Devices> Devices::Find(gpu::Runtime* runtime, Options options) {
-  std::unique_ptr<Devices> devices(new Devices(runtime));
+  std::unique_ptr<Devices> devices(new Devices(runtime, options));
   int count = 0;
   const gpu::CallStatus counted = runtime->CountDevices(&count);
   if (!counted.ok()) devices->why_none_ = DeviceError(counted, "no GPU");

@@ -91,11 +91,13 @@ class DeviceLane {
 // most daemons on a machine with GPUs may never be given a pool there. Thread-safe.
 class HostPins {
  public:
-  explicit HostPins(gpu::Runtime* runtime) : runtime_(runtime) {}
+  // Where not all can be pinned: allow_unpinned uses it all the same, with a copy more for each chunk.
+  HostPins(gpu::Runtime* runtime, bool allow_unpinned) : runtime_(runtime), allow_unpinned_(allow_unpinned) {}
   ~HostPins();
   void Add(void* memory, uint64_t bytes);
-  // Once; what cannot be pinned is logged and stays as it is.
-  void PinAll();
+  // Once; what cannot be pinned is logged. FAILED_PRECONDITION HOST_FALLBACK_FORBIDDEN, each time, where that is not
+  // allowed.
+  absl::Status PinAll();
   bool IsPinned(const void* memory) const;
 
  private:
@@ -105,8 +107,10 @@ class HostPins {
     bool pinned;
   };
   gpu::Runtime* const runtime_;
+  const bool allow_unpinned_;
   mutable std::mutex mutex_;
   bool done_ = false;
+  absl::Status failed_;
   std::vector<Range> ranges_;
 };
 
@@ -181,6 +185,7 @@ class Devices {
  public:
   struct Options {
     uint32_t lanes_per_device = 4;
+    bool allow_unpinned = true;  // of PinWhenUsed
   };
   // Never fails: where there is no device, `why_none` says so. `runtime` is borrowed.
   static std::unique_ptr<Devices> Find(gpu::Runtime* runtime, Options options);
@@ -197,7 +202,7 @@ class Devices {
   void PinWhenUsed(void* memory, uint64_t bytes) { pins_.Add(memory, bytes); }
 
  private:
-  explicit Devices(gpu::Runtime* runtime) : runtime_(runtime), pins_(runtime) {}
+  Devices(gpu::Runtime* runtime, const Options& options) : runtime_(runtime), pins_(runtime, options.allow_unpinned) {}
   gpu::Runtime* const runtime_;
   HostPins pins_;
   std::vector<std::unique_ptr<Device>> devices_;

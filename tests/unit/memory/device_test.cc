@@ -171,6 +171,29 @@ TEST_F(DeviceTest, ThereAreAsManyLanesAsAllowedAndTheyAreUsedAgain) {
   EXPECT_TRUE(devices->all()[1]->TakeLane().ok());
 }
 
+TEST_F(DeviceTest, StagingThatCannotBePinnedIsCopiedOnceMoreOrRefused) {
+  std::vector<uint8_t> staging(8192);
+  for (const bool allowed : {true, false}) {
+    Devices::Options options;
+    options.allow_unpinned = allowed;
+    const auto devices = Devices::Find(&runtime_, options);
+    devices->PinWhenUsed(staging.data(), staging.size());
+    runtime_.Fail("Pin", gpu::kOutOfMemory);
+    for (int i = 0; i < 2; ++i) {
+      auto lane = devices->all()[0]->TakeLane();
+      EXPECT_EQ(lane.ok(), allowed);
+      if (allowed) EXPECT_FALSE(lane->IsPinned(staging.data()));
+      if (!allowed) EXPECT_EQ(ReasonOf(lane.status()), "HOST_FALLBACK_FORBIDDEN");
+    }
+  }
+  const auto devices = Devices::Find(&runtime_, {});
+  devices->PinWhenUsed(staging.data(), staging.size());
+  auto lane = devices->all()[0]->TakeLane();
+  ASSERT_TRUE(lane.ok());
+  EXPECT_TRUE(lane->IsPinned(staging.data() + 8191));
+  EXPECT_FALSE(lane->IsPinned(staging.data() + 8192));
+}
+
 // What the fake device is for.
 TEST_F(DeviceTest, TheFakeDeviceRunsNothingBeforeSomebodyWaits) {
   auto lane = device().TakeLane();
