@@ -158,6 +158,9 @@ class Cuda final : public Runtime {
   LaunchStatus Spread(const SpreadJob& job, DeviceStream stream) override {
     return Launch(stream, [&] { return LaunchSpread(job, stream.stream); });
   }
+  LaunchStatus ZeroTokens(const ZeroJob& job, DeviceStream stream) override {
+    return Launch(stream, [&] { return LaunchZero(job, stream.stream); });
+  }
 
  private:
   template <typename Call>

@@ -299,6 +299,11 @@ LaunchStatus FakeRuntime::Spread(const gpu::SpreadJob& job, DeviceStream stream)
                 [this, job] { RunOnShim(job, memory_.Ranges()); });
 }
 
+LaunchStatus FakeRuntime::ZeroTokens(const gpu::ZeroJob& job, DeviceStream stream) {
+  return Launch("ZeroTokens", stream, CheckJob(job), {job.plane.base, job.plane.runs},
+                [this, job] { RunOnShim(job, memory_.Ranges()); });
+}
+
 FakeRuntime::FakeStream* FakeRuntime::Pick() {
   std::vector<FakeStream*> ready;
   for (const auto& stream : streams_) {

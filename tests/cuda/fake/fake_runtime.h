@@ -83,6 +83,7 @@ class FakeRuntime final : public gpu::Runtime {
                            gpu::DeviceStream stream) override;
   gpu::LaunchStatus Scan(const gpu::ScanJob& job, gpu::DeviceStream stream) override;
   gpu::LaunchStatus Spread(const gpu::SpreadJob& job, gpu::DeviceStream stream) override;
+  gpu::LaunchStatus ZeroTokens(const gpu::ZeroJob& job, gpu::DeviceStream stream) override;
 
  private:
   struct Op {
