@@ -7,6 +7,7 @@ import ctypes
 
 import pytest
 
+import spectrumkv as skv
 from spectrumkv import cuda
 
 BASE, SIZE = 0x7F0000000000, 1 << 21
@@ -82,3 +83,33 @@ def test_without_a_driver_the_libraries_are_named() -> None:
         assert getattr(loaded._runtime, name)
     for name in ("cuMemGetAddressRange_v2", "cuPointerGetAttribute"):
         assert getattr(loaded._driver, name)
+
+
+class Registered(skv.CudaPool):
+    """Takes the schema instead of a daemon."""
+
+    def __init__(self, groups: list[skv.Group], memories: list[cuda.ExportedMemory]) -> None:
+        with pytest.raises(StopIteration):
+            super().__init__(None, groups, memories, model="m")  # type: ignore[arg-type]
+
+    def _register(self):  # type: ignore[no-untyped-def]
+        raise StopIteration
+
+
+def test_layers_may_lie_in_allocations_of_their_own() -> None:
+    group = skv.Group(layers=(3, 7), heads=2, head_dim=16, block_tokens=4, num_blocks=8, axes="LBPTHD")
+    layer_bytes = group.size_bytes // 2
+    parts = [cuda.ExportedMemory(bytes([n]) * 64, UUID, 256 * n, layer_bytes) for n in range(2)]
+    schema = Registered([group], parts).schema
+    assert [s.cuda_ipc.offset_bytes for s in schema.segments] == [0, 256]
+    layers = schema.groups[0].layers
+    assert [(t.layer, t.k.segment, t.k.offset_bytes) for t in layers] == [(3, 0, 0), (7, 1, 0)]
+    assert layers[1].v.offset_bytes == layers[0].v.offset_bytes == 4 * 2 * 16 * 2
+    whole = Registered([group], [cuda.ExportedMemory(bytes(64), UUID, 0, group.size_bytes)]).schema
+    assert whole.groups[0].layers[1].k.offset_bytes == layer_bytes
+
+
+def test_memories_that_fit_no_count_are_refused() -> None:
+    group = skv.Group(layers=(0, 1, 2), heads=2, head_dim=16, block_tokens=4, num_blocks=8)
+    with pytest.raises(ValueError, match="2 memories for 1 groups of 3 layers"):
+        skv.CudaPool(None, [group], [cuda.ExportedMemory(bytes(64), UUID, 0, 64)] * 2, model="m")  # type: ignore[arg-type]
