@@ -232,8 +232,8 @@ std::vector<KeySpec> MakeMemoryKeys() {
        0,
        0,
        {},
-       "Whether a transfer that cannot use a faster path may be coded on the host. Where false it fails instead: no "
-       "silent loss of speed."},
+       "Whether chunks of GPU pools may be copied through host memory once more, where the staging slots cannot be pinned. "
+       "Where false such pools are refused: no silent loss of speed. The values of a GPU pool are never coded on the host."},
       {"codec.backend",
        KeyKind::kChoice,
        Ref(FIELD(codec.backend)),

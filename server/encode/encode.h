@@ -53,7 +53,7 @@ SourcePlanes PlanesOf(const EncodeSource& source, const ChunkCut& cut, EncodeScr
 void FillKeptRows(const EncodeSource& source, uint32_t layer_index, PlaneId plane, uint32_t first, uint32_t count,
                   uint8_t** rows);
 
-// Encodes into out[0, capacity). Errors: FAILED_PRECONDITION SOURCE_CHANGED (a block's generation is odd or changed
+// Encodes into out[0, capacity), by `backend` or, where the blocks are on a GPU, there. Errors: those of the device; FAILED_PRECONDITION SOURCE_CHANGED (a block's generation is odd or changed
 // while it was read, or the values are not those that were scanned), SEGMENT_FAILED; INTERNAL ENCODE_OVERFLOW. Where
 // escapes were not known, chunk_bytes other than the planned ones say that there are some: nothing to send.
 //

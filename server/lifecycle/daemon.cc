@@ -14,6 +14,7 @@
 #include "cmake/version.h"
 #include "kernels/codec/registry.h"
 #include "kernels/cpu/cpu_backends.h"
+#include "kernels/cuda/runtime.h"
 #include "server/base/caller.h"
 #include "server/base/clock.h"
 #include "server/base/executor.h"
@@ -29,6 +30,7 @@
 #include "server/lifecycle/grpc_servers.h"
 #include "server/lifecycle/socket_guard.h"
 #include "server/memory/available.h"
+#include "server/memory/device.h"
 #include "server/memory/slot_pool.h"
 #include "server/memory/threads.h"
 #include "server/metrics/metrics.h"
@@ -130,7 +132,8 @@ TransferOptions TransferOptionsOf(const Config& config, uint64_t epoch) {
 
 class Daemon::Impl {
  public:
-  explicit Impl(const Config& config) : config_(config), epoch_(RandomU64()) {}
+  Impl(const Config& config, gpu::Runtime* gpus)
+      : config_(config), epoch_(RandomU64()), gpus_(gpus != nullptr ? gpus : gpu::CudaRuntime()) {}
   ~Impl() { Stop(); }
 
   absl::Status Start();
@@ -141,6 +144,7 @@ class Daemon::Impl {
 
  private:
   absl::Status StartCodec();
+  void FindDevices();
   absl::Status StartEngine();
   absl::Status StartServers();
   absl::Status StartHealth();
@@ -153,6 +157,7 @@ class Daemon::Impl {
 
   const Config config_;
   const uint64_t epoch_;
+  gpu::Runtime* const gpus_;
   DaemonAddresses addresses_;
   int64_t started_ns_ = 0;
   std::atomic<bool> ready_{false};
@@ -164,6 +169,7 @@ class Daemon::Impl {
   std::unique_ptr<Clock> clock_;
   std::unique_ptr<ThreadPool> control_, compute_, calls_;
   std::unique_ptr<SlotPool> send_slots_, receive_slots_;
+  std::unique_ptr<Devices> devices_;
   std::unique_ptr<PoolRegistry> pools_;
   std::unique_ptr<GrpcTransport> transport_;
   std::unique_ptr<TransferManager> transfers_;
@@ -197,6 +203,24 @@ absl::Status Daemon::Impl::StartCodec() {
   return absl::OkStatus();
 }
 
+void Daemon::Impl::FindDevices() {
+  Devices::Options options;
+  // One for each thread that codes, so that none waits for a lane.
+  options.lanes_per_device = static_cast<uint32_t>(CodecThreads(config_));
+  options.allow_unpinned = config_.memory.allow_host_fallback;
+  devices_ = Devices::Find(gpus_, options);
+  const auto [staging, staging_bytes] = send_slots_->memory();
+  devices_->PinWhenUsed(staging, staging_bytes);
+  if (!devices_->why_none().ok()) {
+    SPECTRUMKV_LOG(kInfo, "lifecycle", "no GPU: pools are in host memory",
+                   {"reason", ReasonOf(devices_->why_none())}, {"error", std::string(devices_->why_none().message())});
+  }
+  for (const auto& device : devices_->all()) {
+    SPECTRUMKV_LOG(kInfo, "lifecycle", "GPU", {"device", device->uuid()}, {"name", device->name()},
+                   {"memory_bytes", device->total_bytes()});
+  }
+}
+
 absl::Status Daemon::Impl::StartEngine() {
   if (absl::Status room = CheckStaging(config_.memory); !room.ok()) return room;
   clock_ = NewSystemClock();
@@ -207,6 +231,8 @@ absl::Status Daemon::Impl::StartEngine() {
   send_slots_ = std::make_unique<SlotPool>(config_.memory.send_slots, config_.memory.slot_bytes);
   receive_slots_ =
       std::make_unique<SlotPool>(config_.memory.receive_slots, config_.memory.slot_bytes, SlotPool::Backing::kNone);
+
+  FindDevices();
 
   // Where there is none, FILE segments are refused one by one; whoever uses no files needs none.
   if (mkdir(config_.memory.shared_dir.c_str(), 0770) != 0 && errno != EEXIST) {
@@ -224,7 +250,7 @@ absl::Status Daemon::Impl::StartEngine() {
                                : quota == PoolQuota::kBytes ? MetricQuota::kBytes
                                                             : MetricQuota::kHolds);
   };
-  pools_ = PoolRegistry::Create(PoolLimitsOf(config_), epoch_, clock_.get(), std::move(events));
+  pools_ = PoolRegistry::Create(PoolLimitsOf(config_), epoch_, clock_.get(), std::move(events), devices_.get());
 
   GrpcTransportOptions transport;
   transport.security = SecurityOf(config_);
@@ -327,6 +353,7 @@ absl::Status Daemon::Impl::StartServers() {
     return transport_->Probe(peer, timeout_ms == 0 ? most_ms : timeout_ms);
   };
   hooks_.certificates = [security = SecurityOf(config_)] { return InspectCertificates(security); };
+  hooks_.devices = devices_.get();
   worker_service_ = NewWorkerService(&context_);
   admin_service_ = NewAdminService(&context_, &hooks_);
 
@@ -458,6 +485,7 @@ void Daemon::Impl::Stop() {
   transfers_.reset();
   transport_.reset();
   pools_.reset();
+  devices_.reset();
   clock_.reset();
   health_.reset();
 }
@@ -465,8 +493,8 @@ void Daemon::Impl::Stop() {
 Daemon::Daemon(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Daemon::~Daemon() = default;
 
-absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
-  auto impl = std::make_unique<Impl>(config);
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config, gpu::Runtime* gpus) {
+  auto impl = std::make_unique<Impl>(config, gpus);
   const absl::Status status = impl->Start();
   if (!status.ok()) return status;
   return std::unique_ptr<Daemon>(new Daemon(std::move(impl)));

@@ -92,6 +92,23 @@ void CertificatesToProto(const CertificateReport& report, v1::GetCertificateResp
   out->set_problem(std::string(report.problem.message()));
 }
 
+void AddDevices(const Devices* devices, v1::GetStatusResponse* response) {
+  if (devices == nullptr) return;
+  if (!devices->why_none().ok()) response->set_no_device_reason(std::string(devices->why_none().message()));
+  for (const auto& device : devices->all()) {
+    const Device::Use use = device->use();
+    v1::DeviceUsage* out = response->add_devices();
+    out->set_uuid(device->uuid());
+    out->set_name(device->name());
+    out->set_total_bytes(device->total_bytes());
+    out->set_owned_bytes(use.owned_bytes);
+    out->set_imports(use.imports);
+    out->set_lanes(use.lanes);
+    out->set_lane_bytes(use.lane_bytes);
+    out->set_failure(std::string(device->Health().message()));
+  }
+}
+
 class AdminServiceImpl final : public v1::AdminService::CallbackService {
  public:
   AdminServiceImpl(const ServiceContext* context, const AdminHooks* hooks) : context_(context), hooks_(hooks) {}
@@ -113,6 +130,7 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
     response->set_health_address(status.health_address);
     response->set_metrics_address(status.metrics_address);
     response->set_peer_security(status.peer_security);
+    AddDevices(hooks_->devices, response);
     response->set_pools(static_cast<uint32_t>(context_->pools->List().size()));
     response->set_inflight_transfers(context_->transfers->active());
     AddSlots("send", *hooks_->send_slots, response);

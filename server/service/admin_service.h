@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/codec/registry.h"
+#include "server/memory/device.h"
 #include "server/memory/slot_pool.h"
 #include "server/service/service_context.h"
 #include "server/stream/certificate_report.h"
@@ -39,6 +40,7 @@ struct AdminHooks {
   const BackendRegistry* backends = nullptr;
   const SlotPool* send_slots = nullptr;
   const SlotPool* receive_slots = nullptr;
+  const Devices* devices = nullptr;
   int64_t max_drain_timeout_ms = 3600000;
   // Blocks (GrpcTransport::Probe). timeout_ms 0: the default.
   std::function<absl::StatusOr<ProbeResult>(const std::string& peer, int64_t timeout_ms)> probe_peer;

@@ -48,7 +48,7 @@ struct RequestDefaults {
 // INVALID_CONFIG for names that are no allocator or tier.
 absl::StatusOr<RequestDefaults> DefaultsOf(const Config& config);
 
-// INVALID_SCHEMA, OUT_OF_RANGE; UNSUPPORTED_DTYPE, UNSUPPORTED_GROUP, CUDA_NOT_AVAILABLE.
+// INVALID_SCHEMA, OUT_OF_RANGE; UNSUPPORTED_DTYPE, UNSUPPORTED_GROUP.
 absl::StatusOr<PoolSchema> SchemaFromProto(const v1::PoolSchema& proto);
 
 // What is left open comes from `defaults`. INVALID_POLICY, INVALID_TIERS; UNKNOWN_TIER. Budget, scores and decay are

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "server/plan/distortion.h"
+#include "server/scan/device_scan.h"
 #include "server/scan/scan.h"
 #include "server/transfer/predict.h"
 #include "server/transfer/shape.h"
@@ -14,9 +15,34 @@
 namespace spectrumkv {
 namespace {
 
+// One piece of one layer, at the end of which `scan` knows its tokens.
+struct ScanPiece {
+  DeviceRange range;  // of host memory too, where rows are addresses of this process
+  uint32_t first = 0;
+  bool spreads = false;
+  uint32_t pinned = 0;
+};
+
+absl::Status ScanOne(const Backend& backend, Device* device, const ScanPiece& piece, Workspace* workspace,
+                     LayerScan* scan) {
+  const DeviceRange& range = piece.range;
+  if (device != nullptr) {
+    absl::Status done = ScanOnDevice(device, range, piece.first, scan);
+    if (!done.ok() || !piece.spreads) return done;
+    return SpreadOnDevice(device, range, piece.first, piece.pinned, scan);
+  }
+  const SourcePlane k{range.k.rows, range.k.head_stride_bytes, range.k.dim_stride_bytes};
+  const SourcePlane v{range.v.rows, range.v.head_stride_bytes, range.v.dim_stride_bytes};
+  const SourcePlane* const values = range.dims.has_v ? &v : nullptr;
+  ScanLayer(backend, range.dims, k, values, {piece.first, range.dims.tokens}, scan);
+  if (piece.spreads) SpreadChunk(backend, range.dims, k, values, piece.first, piece.pinned, workspace, scan);
+  return absl::OkStatus();
+}
+
 // Every token of every layer. spreads: samples them too, with the first `pinned` tokens RAW.
-std::vector<LayerScan> ScanAll(const Backend& backend, const BlockHold& hold, const std::vector<PlanLayer>& layers,
-                               const std::vector<LayerPlace>& places, bool spreads, uint32_t pinned) {
+absl::StatusOr<std::vector<LayerScan>> ScanAll(const Backend& backend, const BlockHold& hold,
+                                               const std::vector<PlanLayer>& layers,
+                                               const std::vector<LayerPlace>& places, bool spreads, uint32_t pinned) {
   const uint32_t tokens = hold.token_count();
   std::vector<LayerScan> scans(layers.size());
   std::vector<uint8_t*> k_rows, v_rows;
@@ -32,18 +58,21 @@ std::vector<LayerScan> ScanAll(const Backend& backend, const BlockHold& hold, co
     const uint32_t step = TokensPerChunk(layer.heads, layer.head_dim, layer.dtype, layer.has_v);
     for (uint32_t first = 0; first < tokens; first += step) {
       const uint32_t count = std::min(step, tokens - first);
-      const auto plane_of = [&](PlaneId plane, const TensorSchema& tensor, std::vector<uint8_t*>* rows) {
+      const auto rows_of = [&](PlaneId plane, const TensorSchema& tensor, std::vector<uint8_t*>* rows) {
         rows->resize(count);
         hold.FillRows(places[i].group, places[i].layer_slot, plane, first, count, rows->data());
-        return SourcePlane{rows->data(), static_cast<int64_t>(tensor.head_stride_bytes),
-                           static_cast<int64_t>(tensor.dim_stride_bytes)};
+        return DeviceRows{rows->data(), static_cast<int64_t>(tensor.token_stride_bytes),
+                          static_cast<int64_t>(tensor.head_stride_bytes),
+                          static_cast<int64_t>(tensor.dim_stride_bytes)};
       };
-      const SourcePlane k = plane_of(PlaneId::kK, schema.k, &k_rows);
-      SourcePlane v;
-      if (layer.has_v) v = plane_of(PlaneId::kV, *schema.v, &v_rows);
-      ScanLayer(backend, DimsOf(layer, count), k, layer.has_v ? &v : nullptr, {first, count}, &scans[i]);
-      if (!spreads) continue;
-      SpreadChunk(backend, DimsOf(layer, count), k, layer.has_v ? &v : nullptr, first, pinned, &workspace, &scans[i]);
+      ScanPiece piece;
+      piece.range.dims = DimsOf(layer, count);
+      piece.range.k = rows_of(PlaneId::kK, schema.k, &k_rows);
+      if (layer.has_v) piece.range.v = rows_of(PlaneId::kV, *schema.v, &v_rows);
+      piece.first = first;
+      piece.spreads = spreads;
+      piece.pinned = pinned;
+      if (absl::Status ok = ScanOne(backend, hold.device(), piece, &workspace, &scans[i]); !ok.ok()) return ok;
     }
   }
   return scans;
@@ -197,8 +226,10 @@ absl::Status PlanNow(const ServiceContext& context, const Caller& caller, const 
     BudgetChoiceToProto(choice, response->mutable_budget_choice());
   }
 
-  const std::vector<LayerScan> all =
+  const auto scanned =
       ScanAll(*context.backend, **hold, layers, places, policy->allocator == Allocator::kOptimal, policy->sinks);
+  if (!scanned.ok()) return scanned.status();
+  const std::vector<LayerScan>& all = *scanned;
   status = (*hold)->Health();
   if (!status.ok()) return status;
   // As a sender does.

@@ -37,6 +37,7 @@ absl::Status OpenSender(const ServiceContext& context, const Caller& caller, con
   spec.policy = *std::move(policy);
   spec.deadline_ms = *deadline_ms;
   spec.layerwise = request.layerwise();
+  spec.written_event = request.written_event();
   spec.fingerprint = FingerprintOf(request) + (peer.empty() ? "P" : "S");
   const auto repeat = context.transfers->FindRepeat(caller, spec.transfer_id, Role::kSender, spec.fingerprint);
   if (repeat.has_value()) return *repeat;
@@ -122,7 +123,7 @@ UnaryReactor* AdvanceTransfer(const ServiceContext* context, CallContext* call, 
   if (status.ok()) {
     const std::vector<float> scores(request->scores().begin(), request->scores().end());
     status = context->transfers->Advance(CallerOf(*context, *call), request->transfer_id(), request->layers(), request->tokens(),
-                                         scores);
+                                         scores, request->written_event());
   }
   return AnswerNow(*context, call, status);
 }

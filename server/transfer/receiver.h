@@ -62,6 +62,7 @@ class ReceiverTransfer final : public Transfer {
   const int64_t deadline_ms_;
   const bool accept_dropped_, exact_conversion_;
   const uint64_t fence_;
+  const bool on_device_;
 
   // Set by the first manifest, then constant.
   std::optional<ManifestFrame> manifest_;

@@ -42,6 +42,10 @@ SenderTransfer::SenderTransfer(TransferSetup setup, SenderSpec spec)
     r.source_guard = source_->has_generations() ? "generations" : "none";
     r.choice = spec.choice;
   });
+  if (Device* const device = source_->device()) {
+    ReportDevice();
+    written_events_ = std::make_unique<DeviceEvents>(device);
+  }
 }
 
 void SenderTransfer::Start() {
@@ -263,7 +267,9 @@ void SenderTransfer::StartEncode(uint32_t chunk_index, Slot slot) {
   chunk_state_[chunk_index] = ChunkState::kEncoding;
   EncodeJob job{chunk_index, attempt_.load(), fence_, std::make_shared<Slot>(std::move(slot))};
   const ChunkCut& cut = planned_[chunk_index].cut;
-  if (KvBytes(DimsOf(planner_->shape().layers[cut.layer_index], cut.token_count)) <= options().inline_chunk_bytes) {
+  const uint64_t kv_bytes = KvBytes(DimsOf(planner_->shape().layers[cut.layer_index], cut.token_count));
+  // Whoever codes on a GPU waits for it.
+  if (source_->device() == nullptr && kv_bytes <= options().inline_chunk_bytes) {
     Encode(&job);
     return TakeEncoded(job);
   }
@@ -284,7 +290,7 @@ void SenderTransfer::Encode(EncodeJob* job) {
   job->result = EncodeChunk(*parts().backend, encode_source_, planned, job->fence, &ThreadEncodeScratch(),
                             job->slot->data(), parts().send_slots->slot_bytes(), &job->lent);
   job->seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
-  if (job->result.ok() && job->lent.empty()) {
+  if (job->result.ok() && job->lent.empty() && source_->device() == nullptr) {
     SampleReconstruction(parts(), encode_source_, planned.cut, job->slot->data(), job->result->chunk_bytes);
   }
   gate_.Leave();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "server/encode/encode.h"
+#include "server/memory/device_events.h"
 #include "server/transfer/shape.h"
 #include "server/transfer/transfer.h"
 
@@ -23,7 +24,8 @@ class SenderTransfer final : public Transfer {
   // Nobody sends chunks to a sender.
   void OnChunk(uint32_t attempt, std::unique_ptr<ReceivedChunk> chunk) override;
   // Any thread; see TransferManager.
-  absl::Status Advance(uint32_t layers, uint32_t tokens, const std::vector<float>& scores);
+  absl::Status Advance(uint32_t layers, uint32_t tokens, const std::vector<float>& scores,
+                       const std::string& written_event);
 
   SenderTransfer(TransferSetup setup, SenderSpec spec);
 
@@ -50,6 +52,11 @@ class SenderTransfer final : public Transfer {
   void OnReceipt(const ReceiptFrame& receipt);
   void OnCancelFrame(const CancelFrame& cancel);
 
+  // The end of a worker's writes to a GPU (empty: they have been done).
+  absl::Status AwaitWritten(const std::string& written_event);
+  // Whether all of them have come to their end; where not, `then` is called when it is time to ask again.
+  bool EventsReached(void (SenderTransfer::*then)());
+
   // Planning (sender_plan.cc).
   absl::Status AdoptPlanner(absl::StatusOr<Planner> planner);
   void OnPlannerReady();
@@ -60,7 +67,7 @@ class SenderTransfer final : public Transfer {
   void OnPlanned(const std::vector<uint32_t>& batch, absl::StatusOr<PlanBatch> plan);
   bool NeedsScan() const { return scans_ || samples_; }
   void MakeRoomForScan();
-  void ScanOne(const ChunkCut& cut);
+  absl::Status ScanOne(const ChunkCut& cut);
   // A chunk was found to have escapes that nobody had looked for: what is not sent yet is scanned and planned again, once
   // no encoder reads the old plan.
   void PlanAgainWhenStill();
@@ -108,6 +115,8 @@ class SenderTransfer final : public Transfer {
   void SettleOnce();
 
   std::unique_ptr<BlockHold> source_;
+  std::unique_ptr<DeviceEvents> written_events_;  // of a source on a GPU
+  TimerId event_timer_ = 0;
   const Policy policy_;
   const int64_t deadline_ms_;
   const bool layerwise_;

@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/status.h"
+#include "server/encode/device_encode.h"
+#include "server/scan/device_scan.h"
 #include "server/scan/scan.h"
 #include "server/transfer/predict.h"
 #include "server/transfer/sender.h"
@@ -13,6 +15,8 @@ namespace spectrumkv {
 namespace {
 
 constexpr size_t kScanWorkersMax = 8;
+// How often a worker's events are asked for: well below the time that a chunk takes on the network.
+constexpr int64_t kEventPollNs = 200'000;
 
 // Position in the request of the last kept token of each chunk.
 std::vector<uint32_t> LastPositions(const TransferShape& shape, const std::vector<ChunkCut>& cuts) {
@@ -27,14 +31,30 @@ std::vector<uint32_t> LastPositions(const TransferShape& shape, const std::vecto
   return last;
 }
 
-void ScanCut(const Backend& backend, const SourcePlanes& planes, const ChunkCut& cut, LayerScan* scan) {
+DeviceRange RangeOf(const EncodeSource& source, const ChunkCut& cut, EncodeScratch* scratch) {
+  DeviceRange range;
+  range.dims = DimsOf(source.shape->layers[cut.layer_index], cut.token_count);
+  range.k = DeviceRowsOf(source, cut, PlaneId::kK, &scratch->k_rows);
+  if (range.dims.has_v) range.v = DeviceRowsOf(source, cut, PlaneId::kV, &scratch->v_rows);
+  return range;
+}
+
+absl::Status ScanCut(const Backend& backend, const EncodeSource& source, const ChunkCut& cut, LayerScan* scan) {
+  EncodeScratch* const scratch = &ThreadEncodeScratch();
+  if (Device* const device = source.hold->device()) {
+    return ScanOnDevice(device, RangeOf(source, cut, scratch), cut.token_first, scan);
+  }
+  const SourcePlanes planes = PlanesOf(source, cut, scratch);
   ScanLayer(backend, planes.dims, planes.k, planes.values(), {cut.token_first, cut.token_count}, scan);
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<SenderTransfer>> SenderTransfer::Create(TransferSetup setup, SenderSpec spec) {
+  const std::string written_event = spec.written_event;
   auto transfer = std::make_shared<SenderTransfer>(std::move(setup), std::move(spec));
+  if (absl::Status awaited = transfer->AwaitWritten(written_event); !awaited.ok()) return awaited;
   const Policy& policy = transfer->policy_;
   const SourceReads reads = ReadsFirst(policy, transfer->layerwise_);
   transfer->scans_ = reads.scans;
@@ -101,16 +121,21 @@ void SenderTransfer::MakeRoomForScan() {
   }
 }
 
-void SenderTransfer::ScanOne(const ChunkCut& cut) {
-  if (layers_[cut.layer_index].raw_only && !scans_) return;
-  EncodeScratch* scratch = &ThreadEncodeScratch();
-  const SourcePlanes planes = PlanesOf(encode_source_, cut, scratch);
-  LayerScan* scan = &scan_[cut.layer_index];
-  if (scans_) ScanCut(*parts().backend, planes, cut, scan);
-  if (samples_) {
-    SpreadChunk(*parts().backend, planes.dims, planes.k, planes.values(), cut.token_first, policy_.sinks,
-                &scratch->workspace, scan);
+absl::Status SenderTransfer::ScanOne(const ChunkCut& cut) {
+  if (layers_[cut.layer_index].raw_only && !scans_) return absl::OkStatus();
+  LayerScan* const scan = &scan_[cut.layer_index];
+  if (scans_) {
+    if (absl::Status scanned = ScanCut(*parts().backend, encode_source_, cut, scan); !scanned.ok()) return scanned;
   }
+  if (!samples_) return absl::OkStatus();
+  EncodeScratch* const scratch = &ThreadEncodeScratch();
+  if (Device* const device = source_->device()) {
+    return SpreadOnDevice(device, RangeOf(encode_source_, cut, scratch), cut.token_first, policy_.sinks, scan);
+  }
+  const SourcePlanes planes = PlanesOf(encode_source_, cut, scratch);
+  SpreadChunk(*parts().backend, planes.dims, planes.k, planes.values(), cut.token_first, policy_.sinks,
+              &scratch->workspace, scan);
+  return absl::OkStatus();
 }
 
 void SenderTransfer::PlanAgainWhenStill() {
@@ -141,6 +166,7 @@ void SenderTransfer::PlanAgainWhenStill() {
 // Scans everything, as if nothing were dropped, to choose the tokens that travel; the batch scan is done again later
 // over those alone.
 void SenderTransfer::StartFullScan() {
+  if (!EventsReached(&SenderTransfer::StartFullScan)) return;
   parts().compute->Post([this, self = shared_from_this()] {
     if (!gate_.Enter()) return;
     TransferShape all;
@@ -153,10 +179,13 @@ void SenderTransfer::StartFullScan() {
       scan[i].k.resize(all.token_count);
       if (layers_[i].has_v) scan[i].v.resize(all.token_count);
     }
+    absl::Status scanned;
     for (const ChunkCut& cut : CutChunks(all)) {
-      ScanCut(*parts().backend, PlanesOf(source, cut, &ThreadEncodeScratch()), cut, &scan[cut.layer_index]);
+      scanned.Update(ScanCut(*parts().backend, source, cut, &scan[cut.layer_index]));
+      if (!scanned.ok()) break;
     }
-    auto planner = std::make_shared<absl::StatusOr<Planner>>(Planner::Create(policy_, layers_, all.token_count, &scan));
+    auto planner = std::make_shared<absl::StatusOr<Planner>>(
+        scanned.ok() ? Planner::Create(policy_, layers_, all.token_count, &scan) : absl::StatusOr<Planner>(scanned));
     gate_.Leave();
     Post([this, planner] {
       if (terminal()) return;
@@ -166,7 +195,35 @@ void SenderTransfer::StartFullScan() {
   });
 }
 
-absl::Status SenderTransfer::Advance(uint32_t layers, uint32_t tokens, const std::vector<float>& scores) {
+absl::Status SenderTransfer::AwaitWritten(const std::string& written_event) {
+  if (written_event.empty()) return absl::OkStatus();
+  if (written_events_ == nullptr) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "NOT_ON_DEVICE",
+                     "written_event is given, but the source pool is in host memory", {{"field", "written_event"}});
+  }
+  return written_events_->Add(written_event);
+}
+
+bool SenderTransfer::EventsReached(void (SenderTransfer::*then)()) {
+  if (written_events_ == nullptr) return true;
+  if (event_timer_ != 0) return false;
+  const absl::StatusOr<bool> reached = written_events_->Reached();
+  if (!reached.ok()) Fail(reached.status());
+  if (!reached.ok() || *reached) return reached.ok();
+  event_timer_ = parts().clock->CallAt(NowNs() + kEventPollNs, [weak = weak_from_this(), then] {
+    std::shared_ptr<Transfer> self = weak.lock();
+    if (self == nullptr) return;
+    auto* t = static_cast<SenderTransfer*>(self.get());
+    t->Post([t, then] {
+      t->event_timer_ = 0;
+      if (!t->terminal()) (t->*then)();
+    });
+  });
+  return false;
+}
+
+absl::Status SenderTransfer::Advance(uint32_t layers, uint32_t tokens, const std::vector<float>& scores,
+                                     const std::string& written_event) {
   if (!layerwise_) {
     return MakeError(absl::StatusCode::kInvalidArgument, "NOT_LAYERWISE",
                      "transfer was not opened with layerwise: all its blocks are already final");
@@ -184,6 +241,7 @@ absl::Status SenderTransfer::Advance(uint32_t layers, uint32_t tokens, const std
                        absl::StrCat("scores must be ", tokens, " finite values >= 0, got ", scores.size()));
     }
   }
+  if (absl::Status awaited = AwaitWritten(written_event); !awaited.ok()) return awaited;
   {
     std::lock_guard<std::mutex> lock(advance_mutex_);
     for (uint32_t i = 0; i < layers; ++i) written_tokens_[i] = std::max(written_tokens_[i], tokens);
@@ -212,7 +270,8 @@ std::vector<uint32_t> SenderTransfer::WrittenChunks() {
 void SenderTransfer::MaybePlan() {
   if (planning_ || plan_again_ || terminal() || !planner_.has_value()) return;
   std::vector<uint32_t> batch = WrittenChunks();
-  if (batch.empty()) return;
+  // In this order: a chunk's event was added before it was told to be written.
+  if (batch.empty() || !EventsReached(&SenderTransfer::MaybePlan)) return;
   planning_ = true;
   for (uint32_t chunk : batch) chunk_state_[chunk] = ChunkState::kPlanning;
   ScanBatch(std::make_shared<std::vector<uint32_t>>(std::move(batch)));
@@ -235,8 +294,10 @@ void SenderTransfer::ScanBatch(std::shared_ptr<std::vector<uint32_t>> batch) {
       while (entered && NeedsScan()) {
         const size_t i = work->next.fetch_add(1);
         if (i >= batch->size()) break;
-        const ChunkCut& cut = planner_->cuts()[(*batch)[i]];
-        ScanOne(cut);
+        const absl::Status scanned = ScanOne(planner_->cuts()[(*batch)[i]]);
+        if (scanned.ok()) continue;
+        Post([this, scanned] { Fail(scanned); });  // before the plan of this batch, which is of no use then
+        break;
       }
       if (work->workers.fetch_sub(1) == 1 && entered) {
         AddStage(Stage::kScan, static_cast<double>(NowNs() - work->begin_ns) * 1e-9);

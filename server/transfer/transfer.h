@@ -146,6 +146,13 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
     fn(report_);
   }
   void AddStage(Stage stage, double seconds);
+  // Chunks are coded on a GPU.
+  void ReportDevice() {
+    UpdateReport([](TransferReport& r) {
+      r.backend = "cuda";
+      r.path = "device";
+    });
+  }
   // The stage an error of now belongs to, for the metric.
   MetricStage ErrorStage() const;
   MetricRole metric_role() const { return role() == Role::kSender ? MetricRole::kSender : MetricRole::kReceiver; }

@@ -36,6 +36,8 @@ struct SenderSpec {
   std::optional<BudgetChoice> choice;  // set by the manager where the policy leaves the budget to it
   int64_t deadline_ms = 0;
   bool layerwise = false;
+  // Of a source on a GPU: the handle of an event behind the writes (DeviceEvents::Add); empty: they have been done.
+  std::string written_event;
   // Equal fingerprints of the request make a repeated call idempotent.
   std::string fingerprint;
 };
@@ -123,8 +125,9 @@ class TransferManager : public PeerAcceptor {
   // This one and those below: PERMISSION_DENIED NOT_OWNER where the transfer is another caller's.
   // NOT_FOUND UNKNOWN_TRANSFER; INVALID_ARGUMENT NOT_LAYERWISE, OUT_OF_RANGE, INVALID_SCORES; FAILED_PRECONDITION
   // TRANSFER_TERMINAL.
+  // `written_event` as in SenderSpec, with the errors of DeviceEvents::Add; INVALID_ARGUMENT NOT_ON_DEVICE.
   virtual absl::Status Advance(const Caller& caller, const std::string& transfer_id, uint32_t layers, uint32_t tokens,
-                               const std::vector<float>& scores) = 0;
+                               const std::vector<float>& scores, const std::string& written_event = {}) = 0;
 
   // role empty: the only one of that id; INVALID_ARGUMENT AMBIGUOUS_ROLE where both are here and the caller's. NOT_FOUND
   // UNKNOWN_TRANSFER. The same for the calls below.

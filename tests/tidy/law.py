@@ -30,10 +30,10 @@ LAW = {
     "server/base": Rule((), ("absl",)),
     "server/config": Rule(("server/base",), ("absl", "yaml")),
     "server/metrics": Rule(("server/base",), ("absl", "prometheus")),
-    "server/memory": Rule(("server/base",), ("absl", "cuda")),
+    "server/memory": Rule(("server/base", "kernels/cuda"), ("absl",)),
     "server/pool": Rule(("server/base", "server/memory", "kernels/format"), ("absl",)),
     "server/plan": Rule(("server/base", "kernels/format", "kernels/codec"), ("absl",), CLOCK_AND_IO),
-    "server/scan": Rule(("server/base", "server/pool", "server/plan", *KERNELS), ("absl",)),
+    "server/scan": Rule(("server/base", "server/memory", "server/pool", "server/plan", *KERNELS), ("absl",)),
     "server/encode": Rule(("server/base", "server/memory", "server/pool", "server/plan", *KERNELS), ("absl",)),
     # Moves opaque chunks: knows no tier, so neither the planner nor the codecs.
     "server/stream": Rule(("server/base", "server/memory", "server/metrics"), ("absl", "grpc", "openssl", "proto")),

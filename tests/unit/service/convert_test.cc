@@ -65,6 +65,26 @@ TEST(SchemaFromProto, TakesEveryField) {
   EXPECT_EQ(schema->generations->offset_bytes, 9u);
 }
 
+TEST(SchemaFromProto, TakesMemoryOfGpus) {
+  v1::PoolSchema proto = GoodSchema();
+  v1::CudaIpcSegment* ipc = proto.mutable_segments(0)->mutable_cuda_ipc();
+  ipc->set_handle(std::string(64, '\0'));
+  ipc->set_device_uuid("GPU-1");
+  ipc->set_offset_bytes(512);
+  ipc->set_size_bytes(4096);
+  auto schema = SchemaFromProto(proto);
+  ASSERT_TRUE(schema.ok()) << schema.status();
+  EXPECT_EQ(schema->segments[0].kind, SegmentSpec::Kind::kCudaIpc);
+  EXPECT_EQ(schema->segments[0].name, std::string(64, '\0'));
+  EXPECT_EQ(schema->segments[0].device, "GPU-1");
+  EXPECT_EQ(schema->segments[0].offset_bytes, 512u);
+  proto.mutable_segments(0)->mutable_daemon_owned()->set_device("GPU-1");
+  schema = SchemaFromProto(proto);
+  ASSERT_TRUE(schema.ok()) << schema.status();
+  EXPECT_EQ(schema->segments[0].kind, SegmentSpec::Kind::kDaemonOwned);
+  EXPECT_EQ(schema->segments[0].device, "GPU-1");
+}
+
 TEST(SchemaFromProto, RefusesWhatThisVersionDoesNotTake) {
   const auto with = [](auto change) {
     v1::PoolSchema schema = GoodSchema();
@@ -77,9 +97,7 @@ TEST(SchemaFromProto, RefusesWhatThisVersionDoesNotTake) {
   }
   EXPECT_ERROR(with([](auto* s) { s->mutable_groups(0)->set_kind(v1::GROUP_KIND_OPAQUE_STATE); }), kUnimplemented,
                "UNSUPPORTED_GROUP");
-  EXPECT_ERROR(with([](auto* s) { s->mutable_segments(0)->mutable_cuda_ipc(); }), kUnimplemented, "CUDA_NOT_AVAILABLE");
-  EXPECT_ERROR(with([](auto* s) { s->mutable_segments(0)->mutable_daemon_owned()->set_device("cuda:0"); }),
-               kUnimplemented, "CUDA_NOT_AVAILABLE");
+  EXPECT_ERROR(with([](auto* s) { s->mutable_segments(0)->mutable_cuda_ipc(); }), kInvalidArgument, "INVALID_SCHEMA");
   EXPECT_TRUE(with([](auto* s) { s->mutable_segments(0)->mutable_daemon_owned()->set_device("host"); }).ok());
 }
 

@@ -9,12 +9,13 @@ from spectrumkv.errors import SpectrumKVError, TransferFailed, retry
 from spectrumkv.generations import BlockGenerations
 from spectrumkv.groups import Group, block_runs
 from spectrumkv.policies import policy, tier_name
-from spectrumkv.pools import DaemonOwnedPool, Pool, SharedMemoryPool
+from spectrumkv.pools import CudaPool, DaemonOwnedPool, Pool, SharedMemoryPool
 from spectrumkv.segment import SharedSegment, sweep_stale_segments
 
 __all__ = [
     "BlockGenerations",
     "Client",
+    "CudaPool",
     "DaemonOwnedPool",
     "Group",
     "Pool",

@@ -9,9 +9,10 @@ from typing import Any
 import grpc
 
 from spectrumkv.bearer import BearerToken, read_token
+from spectrumkv.cuda import ExportedMemory
 from spectrumkv.errors import SpectrumKVError, TransferFailed, rpc, rpc_errors
 from spectrumkv.groups import Group, block_runs
-from spectrumkv.pools import DaemonOwnedPool, Pool, SharedMemoryPool
+from spectrumkv.pools import CudaPool, DaemonOwnedPool, Pool, SharedMemoryPool
 from spectrumkv.v1 import policy_pb2, report_pb2, schema_pb2, worker_service_pb2, worker_service_pb2_grpc
 
 # Block ids in token order: of group 0, or of each group.
@@ -58,6 +59,12 @@ class Client:
         """A pool in the daemon's memory; options are those of DaemonOwnedPool."""
         return DaemonOwnedPool(self, groups, model=model, **options)
 
+    def cuda_pool(
+        self, groups: Sequence[Group], memories: Sequence[ExportedMemory], *, model: str, **options: Any
+    ) -> CudaPool:
+        """Registers GPU memory of this process; arguments are those of CudaPool."""
+        return CudaPool(self, groups, memories, model=model, **options)
+
     def plan(
         self, pool: Pool, token_count: int, blocks: Blocks, policy: policy_pb2.Policy | None = None, *, peer: str = "",
         link_bytes_per_second: float | None = None,
@@ -77,35 +84,43 @@ class Client:
     def send(
         self, transfer_id: str, *, peer: str, pool: Pool, token_count: int, blocks: Blocks,
         policy: policy_pb2.Policy | None = None, token: bytes = b"", deadline_ms: int = 0, layerwise: bool = False,
+        written_event: bytes = b"",
     ) -> None:  # fmt: skip
         """Pushes blocks to the daemon at `peer` ("host:port"), whose worker calls expect.
 
         token: empty or 16 bytes, the same as given to expect. layerwise: nothing is written yet, advance tells.
-        Otherwise the blocks are final, and must not be written until the transfer is terminal.
+        Otherwise the blocks are final, and must not be written until the transfer is terminal. written_event: of a pool on
+        a GPU, the handle of an event behind the writes (cuda.export_event); without one they must have finished.
         """
         request = worker_service_pb2.SendRequest(
             transfer_id=transfer_id, transfer_token=token, peer=peer, token_count=token_count, blocks=_blocks(blocks),
-            policy=policy, deadline_ms=deadline_ms, layerwise=layerwise,
+            policy=policy, deadline_ms=deadline_ms, layerwise=layerwise, written_event=written_event,
         )  # fmt: skip
         pool.call(self.worker.Send, request)
 
     def publish(
         self, transfer_id: str, *, pool: Pool, token_count: int, blocks: Blocks,
         policy: policy_pb2.Policy | None = None, token: bytes = b"", deadline_ms: int = 0, layerwise: bool = False,
+        written_event: bytes = b"",
     ) -> None:  # fmt: skip
         """Holds blocks until a peer fetches them. As send otherwise."""
         request = worker_service_pb2.PublishRequest(
             transfer_id=transfer_id, transfer_token=token, token_count=token_count, blocks=_blocks(blocks),
-            policy=policy, deadline_ms=deadline_ms, layerwise=layerwise,
+            policy=policy, deadline_ms=deadline_ms, layerwise=layerwise, written_event=written_event,
         )  # fmt: skip
         pool.call(self.worker.Publish, request)
 
-    def advance(self, transfer_id: str, *, layers: int, tokens: int, scores: Sequence[float] | None = None) -> None:
+    def advance(
+        self, transfer_id: str, *, layers: int, tokens: int, scores: Sequence[float] | None = None,
+        written_event: bytes = b"",
+    ) -> None:  # fmt: skip
         """Layers 0..layers-1 (in ascending layer index) are written for tokens 0..tokens-1.
 
-        scores: importance of those tokens, [tokens], for what is planned from now on.
+        scores: importance of those tokens, [tokens], for what is planned from now on. written_event: as in send.
         """
-        request = worker_service_pb2.AdvanceRequest(transfer_id=transfer_id, layers=layers, tokens=tokens)
+        request = worker_service_pb2.AdvanceRequest(
+            transfer_id=transfer_id, layers=layers, tokens=tokens, written_event=written_event
+        )
         if scores is not None:
             request.scores.extend(float(score) for score in scores)
         rpc(self.worker.Advance, request, self.timeout_s)

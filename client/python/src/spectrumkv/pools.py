@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from spectrumkv.cuda import ExportedMemory
 from spectrumkv.errors import SpectrumKVError, rpc, rpc_errors
 from spectrumkv.generations import BlockGenerations
 from spectrumkv.groups import Group, block_runs
@@ -296,15 +298,51 @@ class SharedMemoryPool(Pool):
         self.segment.close()
 
 
+class CudaPool(Pool):
+    """A pool in GPU memory of this process; registered again by itself when the daemon restarts.
+
+    memories: where the groups lie, as cuda.export_memory tells: one for each group, or one for each layer of each group in
+    order (K and V of a layer in one allocation, as engines have it; the group's axes without L). They must stay allocated
+    until close() has returned.
+    """
+
+    _restorable = True
+
+    def __init__(
+        self, client: Client, groups: Sequence[Group], memories: Sequence[ExportedMemory], *, model: str,
+        revision: str = "", lease_ttl_ms: int = 0, tensor_parallel_rank: int = 0, tensor_parallel_size: int = 1,
+    ) -> None:  # fmt: skip
+        schema = schema_pb2.PoolSchema(
+            model=model, revision=revision, tensor_parallel_rank=tensor_parallel_rank,
+            tensor_parallel_size=tensor_parallel_size, segments=[memory.to_proto() for memory in memories],
+        )  # fmt: skip
+        layers = sum(len(group.layers) for group in groups)
+        if len(memories) == len(groups):
+            schema.groups.extend(group.to_proto(i, 0) for i, group in enumerate(groups))
+        elif len(memories) == layers:
+            segment = 0
+            for group in groups:
+                schema.groups.append(dataclasses.replace(group, layers=group.layers[:1]).to_proto(segment, 0))
+                for layer in group.layers[1:]:
+                    segment += 1
+                    alone = dataclasses.replace(group, layers=(layer,)).to_proto(segment, 0)
+                    schema.groups[-1].layers.extend(alone.layers)
+                segment += 1
+        else:
+            raise ValueError(f"{len(memories)} memories for {len(groups)} groups of {layers} layers: give one for each")
+        super().__init__(client, schema, groups, lease_ttl_ms)
+
+
 class DaemonOwnedPool(Pool):
     """A pool in memory of the daemon, written by put and read by get.
 
-    Its bytes end with the daemon: after a restart calls raise STALE_EPOCH; make a new pool.
+    Its bytes end with the daemon: after a restart calls raise STALE_EPOCH; make a new pool. device: uuid of the GPU it
+    lies on; empty: host memory.
     """
 
     def __init__(
         self, client: Client, groups: Sequence[Group], *, model: str, revision: str = "", lease_ttl_ms: int = 0,
-        tensor_parallel_rank: int = 0, tensor_parallel_size: int = 1,
+        tensor_parallel_rank: int = 0, tensor_parallel_size: int = 1, device: str = "",
     ) -> None:  # fmt: skip
         schema = schema_pb2.PoolSchema(
             model=model, revision=revision, tensor_parallel_rank=tensor_parallel_rank,
@@ -314,5 +352,6 @@ class DaemonOwnedPool(Pool):
         for group in groups:
             schema.groups.append(group.to_proto(0, size))
             size += -(-group.size_bytes // _GROUP_ALIGN) * _GROUP_ALIGN
-        schema.segments.add().daemon_owned.size_bytes = size
+        segment = schema.segments.add()
+        segment.daemon_owned.size_bytes, segment.daemon_owned.device = size, device
         super().__init__(client, schema, groups, lease_ttl_ms)
