@@ -122,9 +122,16 @@ absl::Status CheckProfile(const ModelProfile& profile, uint32_t layers) {
 }  // namespace
 
 bool ScanChooses(const Policy& policy, bool layerwise) {
-  const bool by_key_norm = policy.importance == ImportanceSource::kKeyNorm && MayDrop(policy.allocator);
+  const bool by_keys = (policy.importance == ImportanceSource::kKeyNorm ||
+                        policy.importance == ImportanceSource::kRecentQueries) &&
+                       MayDrop(policy.allocator);
   const bool by_escapes = policy.allocator == Allocator::kTwoTier && policy.allow_drop && !layerwise;
-  return by_key_norm || by_escapes;
+  return by_keys || by_escapes;
+}
+
+bool ByScores(const Policy& policy) {
+  return policy.importance == ImportanceSource::kScores ||
+         (policy.importance == ImportanceSource::kRecentQueries && !policy.scores.empty());
 }
 
 bool BudgetDecides(Allocator allocator) {
@@ -158,6 +165,7 @@ const char* ImportanceSourceName(ImportanceSource source) {
     case ImportanceSource::kPosition: return "POSITION";
     case ImportanceSource::kKeyNorm: return "KEY_NORM";
     case ImportanceSource::kNone: return "NONE";
+    case ImportanceSource::kRecentQueries: return "RECENT_QUERIES";
   }
   return "?";
 }

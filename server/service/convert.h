@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "server/plan/plan.h"
 #include "server/pool/pool.h"
 #include "server/pool/schema.h"
+#include "server/scan/attention.h"
 #include "server/transfer/report.h"
 #include "spectrumkv/v1/worker_service.pb.h"
 
@@ -54,6 +56,9 @@ absl::StatusOr<PoolSchema> SchemaFromProto(const v1::PoolSchema& proto);
 // What is left open comes from `defaults`. INVALID_POLICY, INVALID_TIERS; UNKNOWN_TIER. Budget, scores and decay are
 // checked by the planner.
 absl::StatusOr<Policy> PolicyFromProto(const v1::Policy& proto, const Policy& defaults);
+
+// INVALID_QUERIES. What depends on the pool is checked where the pool is known (CheckQueries).
+absl::StatusOr<std::shared_ptr<const RecentQueries>> QueriesFromProto(const v1::RecentQueries& proto);
 
 // INVALID_BLOCKS.
 absl::StatusOr<std::vector<GroupBlockList>> BlocksFromProto(

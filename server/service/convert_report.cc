@@ -44,6 +44,7 @@ v1::ImportanceSource ImportanceToProto(ImportanceSource source) {
     case ImportanceSource::kPosition: return v1::IMPORTANCE_SOURCE_POSITION;
     case ImportanceSource::kKeyNorm: return v1::IMPORTANCE_SOURCE_KEY_NORM;
     case ImportanceSource::kNone: return v1::IMPORTANCE_SOURCE_NONE;
+    case ImportanceSource::kRecentQueries: return v1::IMPORTANCE_SOURCE_RECENT_QUERIES;
   }
   return v1::IMPORTANCE_SOURCE_UNSPECIFIED;
 }

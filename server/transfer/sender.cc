@@ -33,6 +33,8 @@ SenderTransfer::SenderTransfer(TransferSetup setup, SenderSpec spec)
       deadline_ms_(spec.deadline_ms),
       layerwise_(spec.layerwise) {
   layers_ = PlanLayersOf(source_->schema(), &places_);
+  attention_ = AttentionScores(layers_.size(), source_->token_count());
+  if (spec.queries != nullptr) next_queries_ = QueriesByLayer(std::move(spec.queries), layers_);
   written_tokens_.assign(layers_.size(), layerwise_ ? 0 : source_->token_count());
   UpdateReport([&](TransferReport& r) {
     r.tokens = source_->token_count();

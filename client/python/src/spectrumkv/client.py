@@ -100,12 +100,18 @@ class Client:
         )  # fmt: skip
         pool.call(self.worker.Publish, request)
 
-    def advance(self, transfer_id: str, *, layers: int, tokens: int, scores: Sequence[float] | None = None) -> None:
+    def advance(
+        self, transfer_id: str, *, layers: int, tokens: int, scores: Sequence[float] | None = None,
+        queries: policy_pb2.RecentQueries | None = None,
+    ) -> None:  # fmt: skip
         """Layers 0..layers-1 (in ascending layer index) are written for tokens 0..tokens-1.
 
-        scores: importance of those tokens, [tokens], for what is planned from now on.
+        scores: importance of those tokens, [tokens], for what is planned from now on. queries: from recent_queries(), of
+        written layers, in place of scores where the transfer was opened with importance="RECENT_QUERIES".
         """
-        request = worker_service_pb2.AdvanceRequest(transfer_id=transfer_id, layers=layers, tokens=tokens)
+        request = worker_service_pb2.AdvanceRequest(
+            transfer_id=transfer_id, layers=layers, tokens=tokens, queries=queries
+        )
         if scores is not None:
             request.scores.extend(float(score) for score in scores)
         rpc(self.worker.Advance, request, self.timeout_s)
