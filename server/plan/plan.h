@@ -46,11 +46,14 @@ constexpr double kMaxTargetSeconds = 3600;
 
 // How a model takes errors, for OPTIMAL. What is empty or left alone suits every model.
 struct ModelProfile {
+  std::string name = "default";
   double k_weight = 3.4;             // of an error in K against one in V; in [0.001, 1000]
   std::vector<float> layer_weights;  // [layers] of an error in each layer; in [0.001, 1000]; empty: all 1
   // [layers] how much of what the budget has to spare goes to each layer, for each of its raw bytes; in [0.001,
   // 1000]; empty: all 1. So a layer can be planned before the later ones exist.
   std::vector<float> layer_budgets;
+  // Relative squared error of each tier, by tier id; 0: TierError (distortion.h). In [1e-12, 1000].
+  std::array<double, kTierCount> k_errors{}, v_errors{};
 };
 
 // Resolved policy: no "default" left in it.

@@ -10,6 +10,7 @@ namespace spectrumkv {
 namespace {
 
 constexpr float kLeastProfileValue = 0.001f, kMostProfileValue = 1000;
+constexpr double kLeastProfileError = 1e-12;
 
 struct NamedAllocator {
   Allocator allocator;
@@ -114,6 +115,12 @@ absl::Status CheckProfile(const ModelProfile& profile, uint32_t layers) {
   if (!(profile.k_weight >= kLeastProfileValue && profile.k_weight <= kMostProfileValue)) {
     return Invalid("INVALID_PROFILE",
                    "profile.k_weight is " + std::to_string(profile.k_weight) + "; it must be in [0.001, 1000]");
+  }
+  for (const auto* errors : {&profile.k_errors, &profile.v_errors}) {
+    for (const double error : *errors) {
+      if (error == 0 || (error >= kLeastProfileError && error <= kMostProfileValue)) continue;
+      return Invalid("INVALID_PROFILE", "profile has a tier error of " + std::to_string(error) + "; it must be in [1e-12, 1000]");
+    }
   }
   absl::Status status = CheckLayerValues(profile.layer_weights, "layer_weights", layers);
   return status.ok() ? CheckLayerValues(profile.layer_budgets, "layer_budgets", layers) : status;

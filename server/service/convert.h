@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/config/config.h"
+#include "server/config/profiles.h"
 #include "server/plan/plan.h"
 #include "server/pool/pool.h"
 #include "server/pool/schema.h"
@@ -46,8 +47,9 @@ struct RequestDefaults {
   int64_t unregister_timeout_ms = 60000;
   int64_t max_unregister_timeout_ms = 600000;
   std::vector<std::string> allowed_hosts;
+  std::vector<ProfileFile> profiles;
 };
-// INVALID_CONFIG for names that are no allocator or tier.
+// INVALID_CONFIG for names that are no allocator or tier. Without profiles: they are files.
 absl::StatusOr<RequestDefaults> DefaultsOf(const Config& config);
 
 // INVALID_SCHEMA, OUT_OF_RANGE; UNSUPPORTED_DTYPE, UNSUPPORTED_GROUP, CUDA_NOT_AVAILABLE.
@@ -59,6 +61,10 @@ absl::StatusOr<Policy> PolicyFromProto(const v1::Policy& proto, const Policy& de
 
 // INVALID_QUERIES. What depends on the pool is checked where the pool is known (CheckQueries).
 absl::StatusOr<std::shared_ptr<const RecentQueries>> QueriesFromProto(const v1::RecentQueries& proto);
+
+// The profile for a pool's model, for the layers as the planner has them; what suits every model where there is none.
+ModelProfile ProfileOf(const std::vector<ProfileFile>& profiles, const PoolSchema& schema,
+                       const std::vector<PlanLayer>& layers);
 
 // INVALID_BLOCKS.
 absl::StatusOr<std::vector<GroupBlockList>> BlocksFromProto(

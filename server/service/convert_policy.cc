@@ -143,6 +143,33 @@ absl::StatusOr<std::shared_ptr<const RecentQueries>> QueriesFromProto(const v1::
   return queries;
 }
 
+ModelProfile ProfileOf(const std::vector<ProfileFile>& profiles, const PoolSchema& schema,
+                       const std::vector<PlanLayer>& layers) {
+  ModelProfile profile;
+  const ProfileFile* file = FindProfile(profiles, schema.model, schema.revision);
+  if (file == nullptr) return profile;
+  profile.name = file->name;
+  if (file->k_weight != 0) profile.k_weight = file->k_weight;
+  for (int id = 0; id < kTierCount; ++id) {
+    const std::string tier = TierName(static_cast<Tier>(id));
+    const auto k = file->k_errors.find(tier), v = file->v_errors.find(tier);
+    if (k != file->k_errors.end()) profile.k_errors[static_cast<size_t>(id)] = k->second;
+    if (v != file->v_errors.end()) profile.v_errors[static_cast<size_t>(id)] = v->second;
+  }
+  // A pool may hold some layers of the model; a layer that the file does not know is like any other.
+  const auto of_layers = [&layers](const std::vector<double>& by_index) {
+    std::vector<float> values;
+    for (const PlanLayer& layer : layers) {
+      if (by_index.empty()) break;
+      values.push_back(layer.layer < by_index.size() ? static_cast<float>(by_index[layer.layer]) : 1.0f);
+    }
+    return values;
+  };
+  profile.layer_weights = of_layers(file->layer_weights);
+  profile.layer_budgets = of_layers(file->layer_budgets);
+  return profile;
+}
+
 absl::StatusOr<RequestDefaults> DefaultsOf(const Config& config) {
   RequestDefaults defaults;
   defaults.policy.budget = config.policy.budget;

@@ -110,6 +110,7 @@ void ReportToProto(const TransferReport& report, v1::TransferReport* out) {
   if (report.role == Role::kSender) {
     out->set_allocator(AllocatorToProto(report.allocator));
     out->set_importance(ImportanceToProto(report.importance));
+    out->set_model_profile(report.model_profile);
   }
   out->set_backend(report.backend);
   out->set_path(report.path);

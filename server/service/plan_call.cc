@@ -217,6 +217,10 @@ absl::Status PlanNow(const ServiceContext& context, const Caller& caller, const 
   if (!hold.ok()) return hold.status();
   std::vector<LayerPlace> places;
   const std::vector<PlanLayer> layers = PlanLayersOf((*hold)->schema(), &places);
+  if (policy->allocator == Allocator::kOptimal) {
+    policy->profile = ProfileOf(context.defaults.profiles, (*hold)->schema(), layers);
+    response->set_model_profile(policy->profile.name);
+  }
   absl::Status status = CheckPolicy(*policy, request.token_count(), static_cast<uint32_t>(layers.size()));
   if (!status.ok()) return status;
   const Measured measured = MeasuredFor(context, request);

@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "server/service/worker_calls.h"
+#include "server/transfer/shape.h"
 
 namespace spectrumkv {
 namespace {
@@ -49,6 +50,11 @@ absl::Status OpenSender(const ServiceContext& context, const Caller& caller, con
                                         request.token_count());
   if (!hold.ok()) return hold.status();
   spec.source = *std::move(hold);
+  if (spec.policy.allocator == Allocator::kOptimal) {
+    std::vector<LayerPlace> places;
+    const std::vector<PlanLayer> layers = PlanLayersOf(spec.source->schema(), &places);
+    spec.policy.profile = ProfileOf(context.defaults.profiles, spec.source->schema(), layers);
+  }
   return context.transfers->StartSender(std::move(spec));
 }
 

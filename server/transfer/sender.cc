@@ -41,6 +41,7 @@ SenderTransfer::SenderTransfer(TransferSetup setup, SenderSpec spec)
     r.budget = policy_.budget;
     r.allocator = policy_.allocator;
     r.importance = policy_.importance;
+    if (policy_.allocator == Allocator::kOptimal) r.model_profile = policy_.profile.name;
     r.source_guard = source_->has_generations() ? "generations" : "none";
     r.choice = spec.choice;
   });
