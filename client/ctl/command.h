@@ -40,5 +40,6 @@ std::vector<Command> TransferCommands();
 std::vector<Command> SendCommands();
 std::vector<Command> CodecCommands();
 std::vector<Command> SegmentCommands();
+std::vector<Command> ProfileCommands();
 
 }  // namespace spectrumkv::ctl

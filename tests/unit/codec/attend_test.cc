@@ -79,7 +79,7 @@ TEST(Attend, IsTheSoftmaxOfTheLogits) {
 
 // Groups of queries are an internal affair: a request so long that the weights of all queries do not fit at once.
 TEST(Attend, GroupsOfQueriesChangeNothing) {
-  constexpr uint32_t kTokens = 120000, kDim = 8, kCount = 40;
+  constexpr uint32_t kTokens = 120000, kDim = 8, kCount = 26;
   const Case c{kTokens, kCount, 0, 0, 1};
   const Data data(c, kDim);
   const ChunkDims dims{kTokens, 2, kDim, DType::kFloat32, false};
@@ -135,7 +135,7 @@ TEST(Attend, NothingSeenGivesNothing) {
 TEST(Attend, ExponentialsAreAccurate) {
   for (double x = -86.9; x <= 0; x += 0.0137) {
     const float f = static_cast<float>(x);
-    EXPECT_NEAR(ExpOf(f) / std::exp(double{f}), 1.0, 3e-7) << x;
+    ASSERT_NEAR(double{ExpOf(f)} / std::exp(double{f}), 1.0, 3e-7) << x;
   }
   EXPECT_EQ(ExpOf(0.0f), 1.0f);
   EXPECT_EQ(ExpOf(-0.0f), 1.0f);

@@ -203,6 +203,37 @@ TEST(QueriesFromProto, TakesEveryFieldAndRefusesOtherTypes) {
   EXPECT_ERROR(QueriesFromProto(proto).status(), kInvalidArgument, "INVALID_QUERIES");
 }
 
+TEST(ProfileOf, IsThatOfThePoolsModelForItsLayers) {
+  ProfileFile file;
+  file.name = "file";
+  file.model = "m";
+  file.k_weight = 2;
+  file.k_errors = {{"Q4", 0.5}};
+  file.v_errors = {{"Q2", 0.25}};
+  file.layer_weights = {10, 11, 12, 13};
+  PoolSchema schema;
+  schema.model = "m";
+  std::vector<PlanLayer> layers(3);
+  layers[0].layer = 1;
+  layers[1].layer = 3;
+  layers[2].layer = 4;  // the file does not know it
+  const ModelProfile profile = ProfileOf({file}, schema, layers);
+  EXPECT_EQ(profile.name, "file");
+  EXPECT_EQ(profile.k_weight, 2);
+  EXPECT_EQ(profile.k_errors[static_cast<size_t>(Tier::kQ4)], 0.5);
+  EXPECT_EQ(profile.k_errors[static_cast<size_t>(Tier::kQ2)], 0);
+  EXPECT_EQ(profile.v_errors[static_cast<size_t>(Tier::kQ2)], 0.25);
+  EXPECT_EQ(profile.layer_weights, (std::vector<float>{11, 13, 1}));
+  EXPECT_TRUE(profile.layer_budgets.empty());
+  Policy policy;
+  policy.profile = profile;
+  EXPECT_TRUE(CheckPolicy(policy, 10, 3).ok());
+  schema.model = "other";
+  const ModelProfile none = ProfileOf({file}, schema, layers);
+  EXPECT_EQ(none.name, "default");
+  EXPECT_EQ(none.k_weight, ModelProfile().k_weight);
+}
+
 TEST(PolicyFromProto, RefusesUnknownValues) {
   v1::Policy proto;
   proto.set_allocator(static_cast<v1::Allocator>(77));
