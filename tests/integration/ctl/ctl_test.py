@@ -19,7 +19,7 @@ LAYERS, TOKENS, HEADS, HEAD_DIM = 3, 70, 2, 64
 class Daemon:
     """A spectrumkvd with a folder and ports of its own, and spectrumkvctl pointed at it."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, **more):
         os.makedirs(folder, mode=0o700)
         self.folder = folder
         ready = os.path.join(folder, "ready.json")
@@ -28,7 +28,7 @@ class Daemon:
             "worker.socket": f"{folder}/worker.sock", "admin.socket": f"{folder}/admin.sock", "peer.security": "plain",
             "peer.listen_address": "127.0.0.1:0", "health.listen_address": "127.0.0.1:0",
             "metrics.listen_address": "127.0.0.1:0", "memory.shared_dir": folder, "memory.send_slots": "4",
-            "memory.receive_slots": "4",
+            "memory.receive_slots": "4", **more,
         }
         flags = [flag for key, value in keys.items() for flag in ("--set", f"{key}={value}")]
         with open(self.log_path, "wb") as log:
@@ -186,6 +186,29 @@ class CtlTest(unittest.TestCase):
         error = sum((x - y) ** 2 for x, y in zip(self.values, got)) / sum(x * x for x in self.values)
         self.assertGreater(error, 0)
         self.assertLess(error, 0.05)
+
+    def test_profile_of_a_model_is_planned_by(self):
+        """What `profile` writes the daemon reads: for its own model, and for no other."""
+        profiles = os.path.join(self.folder, "profiles")
+        os.mkdir(profiles)
+        header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {(LAYERS, 2, TOKENS, HEADS, HEAD_DIM)}, }}\n".encode()
+        with open(os.path.join(self.folder, "kv.npy"), "wb") as file:
+            file.write(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + self.values.tobytes())
+        code, _, err = self.prefill.ctl("profile", os.path.join(self.folder, "kv.npy"), "--model", "known", "--output",
+                                        os.path.join(profiles, "mine.yaml"))
+        self.assertEqual(code, 0, err)
+        daemon = Daemon(os.path.join(self.folder, "profiled"), **{"policy.profile_dir": profiles})
+        self.addCleanup(daemon.stop)
+        for model, profile in (("known", "mine"), ("unknown", "default")):
+            pool = daemon.json("put", self.raw, *self.shape, "--model", model, "--blocks", "0-4")["pool_id"]
+            plan = daemon.json("plan", "--pool", pool, "--tokens", str(TOKENS), "--blocks", "0-4", "--budget", "0.4")
+            self.assertEqual(plan["model_profile"], profile)
+            daemon.json("publish", "--transfer", model, "--pool", pool, "--tokens", str(TOKENS), "--blocks", "0-4")
+            self.assertEqual(daemon.json("transfers", "show", model)["model_profile"], profile)
+        with open(os.path.join(profiles, "broken.yaml"), "w", encoding="utf-8") as file:
+            file.write("model: [")
+        with self.assertRaisesRegex(RuntimeError, "broken.yaml:1:"):
+            Daemon(os.path.join(self.folder, "broken"), **{"policy.profile_dir": profiles})
 
     def test_budget_for_a_time(self):
         source, destination = self.pools("8")
