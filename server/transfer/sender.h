@@ -58,6 +58,8 @@ class SenderTransfer final : public Transfer {
   void StartFullScan();
   void MaybePlan();
   void ScanBatch(std::shared_ptr<std::vector<uint32_t>> batch);
+  struct ScanWork;
+  void RunScan(const std::shared_ptr<ScanWork>& work);
   void PlanBatchNow(const std::vector<uint32_t>& batch, AttentionWork* attention);
   absl::Status CheckLater(uint32_t layers, uint32_t tokens, uint32_t token_count,
                           const LaterImportance& importance) const;

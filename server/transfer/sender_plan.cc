@@ -268,40 +268,48 @@ void SenderTransfer::MaybePlan() {
   ScanBatch(std::make_shared<std::vector<uint32_t>>(std::move(batch)));
 }
 
-// Several workers take chunks from one list; the last to finish plans.
+// What several workers take from one list; the last to finish plans.
+struct SenderTransfer::ScanWork {
+  std::shared_ptr<std::vector<uint32_t>> batch;
+  std::shared_ptr<AttentionWork> attention;
+  size_t heads = 0, jobs = 0;  // heads of keys to attend to come first: they take longest; then chunks to scan
+  std::atomic<size_t> next{0}, workers{0};
+  int64_t begin_ns = 0;
+};
+
 void SenderTransfer::ScanBatch(std::shared_ptr<std::vector<uint32_t>> batch) {
-  struct Work {
-    std::atomic<size_t> next{0}, workers{0};
-    int64_t begin_ns = 0;
-    std::shared_ptr<AttentionWork> attention;
-  };
-  auto work = std::make_shared<Work>();
+  auto work = std::make_shared<ScanWork>();
   work->begin_ns = NowNs();
   work->attention = TakeQueries();
-  const size_t heads = work->attention == nullptr ? 0 : work->attention->jobs();  // first: they take longest
-  const size_t jobs = heads + (NeedsScan() ? batch->size() : 0);
+  work->heads = work->attention == nullptr ? 0 : work->attention->jobs();
+  work->jobs = work->heads + (NeedsScan() ? batch->size() : 0);
+  work->batch = std::move(batch);
   const size_t cores = std::max(1u, std::thread::hardware_concurrency());
-  const size_t workers = std::max<size_t>(1, std::min({jobs, cores, kScanWorkersMax}));
+  const size_t workers = std::max<size_t>(1, std::min({work->jobs, cores, kScanWorkersMax}));
   work->workers = workers;
   for (size_t w = 0; w < workers; ++w) {
-    parts().compute->Post([this, self = shared_from_this(), batch, work, heads, jobs] {
-      const bool entered = gate_.Enter();
-      while (entered) {
-        const size_t i = work->next.fetch_add(1);
-        if (i >= jobs) break;
-        if (i >= heads) {
-          ScanOne(planner_->cuts()[(*batch)[i - heads]]);
-        } else if (!gate_.closed()) {
-          work->attention->Run(i, *parts().backend, encode_source_);
-        }
-      }
-      if (work->workers.fetch_sub(1) == 1 && entered && !gate_.closed()) {
-        AddStage(Stage::kScan, static_cast<double>(NowNs() - work->begin_ns) * 1e-9);
-        PlanBatchNow(*batch, work->attention.get());
-      }
-      if (entered) gate_.Leave();
-    });
+    parts().compute->Post([this, self = shared_from_this(), work] { RunScan(work); });
   }
+}
+
+void SenderTransfer::RunScan(const std::shared_ptr<ScanWork>& work) {
+  const bool entered = gate_.Enter();
+  const size_t first = entered ? work->next.fetch_add(1) : work->jobs;
+  if (first < work->heads) {
+    work->attention->Run(first, *parts().backend, encode_source_);
+    gate_.Leave();
+    // One at a time: what other transfers have to do comes in between.
+    parts().compute->Post([this, self = shared_from_this(), work] { RunScan(work); });
+    return;
+  }
+  for (size_t i = first; i < work->jobs; i = work->next.fetch_add(1)) {
+    ScanOne(planner_->cuts()[(*work->batch)[i - work->heads]]);
+  }
+  if (work->workers.fetch_sub(1) == 1 && entered) {
+    AddStage(Stage::kScan, static_cast<double>(NowNs() - work->begin_ns) * 1e-9);
+    PlanBatchNow(*work->batch, work->attention.get());
+  }
+  if (entered) gate_.Leave();
 }
 
 void SenderTransfer::PlanBatchNow(const std::vector<uint32_t>& batch, AttentionWork* attention) {
