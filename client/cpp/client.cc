@@ -167,6 +167,16 @@ absl::Status Client::Advance(const std::string& transfer_id, uint32_t layers, ui
   return Call(stub_.get(), &Stub::Advance, request, options_.call_timeout_ms).status();
 }
 
+absl::Status Client::Advance(const std::string& transfer_id, uint32_t layers, uint32_t tokens,
+                             const v1::RecentQueries& queries) {
+  v1::AdvanceRequest request;
+  request.set_transfer_id(transfer_id);
+  request.set_layers(layers);
+  request.set_tokens(tokens);
+  *request.mutable_queries() = queries;
+  return Call(stub_.get(), &Stub::Advance, request, options_.call_timeout_ms).status();
+}
+
 absl::StatusOr<v1::TransferReport> Client::Wait(const v1::TransferKey& key, int64_t timeout_ms,
                                                 const EventCallback& on_event) {
   const auto deadline = In(timeout_ms);

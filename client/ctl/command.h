@@ -42,5 +42,6 @@ std::vector<Command> CodecCommands();
 std::vector<Command> SegmentCommands();
 std::vector<Command> DoctorCommands();
 std::vector<Command> TopCommands();
+std::vector<Command> ProfileCommands();
 
 }  // namespace spectrumkv::ctl

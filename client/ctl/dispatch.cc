@@ -31,7 +31,7 @@ const std::vector<Command>& Commands() {
   static const std::vector<Command> commands = [] {
     std::vector<Command> all;
     for (const auto& group : {AdminCommands(), PoolCommands(), BlockCommands(), TransferCommands(), SendCommands(),
-                              CodecCommands(), SegmentCommands(), DoctorCommands(), TopCommands()}) {
+                              CodecCommands(), SegmentCommands(), DoctorCommands(), TopCommands(), ProfileCommands()}) {
       all.insert(all.end(), group.begin(), group.end());
     }
     return all;

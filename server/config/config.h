@@ -107,6 +107,7 @@ struct Config {
     std::vector<std::string> tiers = {"RAW", "Q8", "Q4", "Q3", "Q2"};
     uint64_t sinks = 4;
     double decay_lambda = 0;
+    std::string profile_dir;  // "": none
   } policy;
 
   struct Log {

@@ -331,8 +331,15 @@ absl::Status Daemon::Impl::StartLocal(const std::string& name, const LocalServer
 absl::Status Daemon::Impl::StartServers() {
   auto defaults = DefaultsOf(config_);
   if (!defaults.ok()) return defaults.status();
+  auto profiles = LoadProfiles(config_.policy.profile_dir);
+  if (!profiles.ok()) return profiles.status();
+  for (const ProfileFile& profile : *profiles) {
+    SPECTRUMKV_LOG(kInfo, "lifecycle", "model profile", {"profile", profile.name}, {"model", profile.model},
+                   {"revision", profile.revision});
+  }
   context_.epoch = epoch_;
   context_.defaults = *std::move(defaults);
+  context_.defaults.profiles = *std::move(profiles);
   context_.pools = pools_.get();
   context_.transfers = transfers_.get();
   context_.metrics = metrics_.get();

@@ -10,6 +10,7 @@ namespace spectrumkv {
 namespace {
 
 constexpr float kLeastProfileValue = 0.001f, kMostProfileValue = 1000;
+constexpr double kLeastProfileError = 1e-12;
 
 struct NamedAllocator {
   Allocator allocator;
@@ -115,6 +116,12 @@ absl::Status CheckProfile(const ModelProfile& profile, uint32_t layers) {
     return Invalid("INVALID_PROFILE",
                    "profile.k_weight is " + std::to_string(profile.k_weight) + "; it must be in [0.001, 1000]");
   }
+  for (const auto* errors : {&profile.k_errors, &profile.v_errors}) {
+    for (const double error : *errors) {
+      if (error == 0 || (error >= kLeastProfileError && error <= kMostProfileValue)) continue;
+      return Invalid("INVALID_PROFILE", "profile has a tier error of " + std::to_string(error) + "; it must be in [1e-12, 1000]");
+    }
+  }
   absl::Status status = CheckLayerValues(profile.layer_weights, "layer_weights", layers);
   return status.ok() ? CheckLayerValues(profile.layer_budgets, "layer_budgets", layers) : status;
 }
@@ -122,9 +129,16 @@ absl::Status CheckProfile(const ModelProfile& profile, uint32_t layers) {
 }  // namespace
 
 bool ScanChooses(const Policy& policy, bool layerwise) {
-  const bool by_key_norm = policy.importance == ImportanceSource::kKeyNorm && MayDrop(policy.allocator);
+  const bool by_keys = (policy.importance == ImportanceSource::kKeyNorm ||
+                        policy.importance == ImportanceSource::kRecentQueries) &&
+                       MayDrop(policy.allocator);
   const bool by_escapes = policy.allocator == Allocator::kTwoTier && policy.allow_drop && !layerwise;
-  return by_key_norm || by_escapes;
+  return by_keys || by_escapes;
+}
+
+bool ByScores(const Policy& policy) {
+  return policy.importance == ImportanceSource::kScores ||
+         (policy.importance == ImportanceSource::kRecentQueries && !policy.scores.empty());
 }
 
 bool BudgetDecides(Allocator allocator) {
@@ -158,6 +172,7 @@ const char* ImportanceSourceName(ImportanceSource source) {
     case ImportanceSource::kPosition: return "POSITION";
     case ImportanceSource::kKeyNorm: return "KEY_NORM";
     case ImportanceSource::kNone: return "NONE";
+    case ImportanceSource::kRecentQueries: return "RECENT_QUERIES";
   }
   return "?";
 }

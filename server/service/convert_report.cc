@@ -44,6 +44,7 @@ v1::ImportanceSource ImportanceToProto(ImportanceSource source) {
     case ImportanceSource::kPosition: return v1::IMPORTANCE_SOURCE_POSITION;
     case ImportanceSource::kKeyNorm: return v1::IMPORTANCE_SOURCE_KEY_NORM;
     case ImportanceSource::kNone: return v1::IMPORTANCE_SOURCE_NONE;
+    case ImportanceSource::kRecentQueries: return v1::IMPORTANCE_SOURCE_RECENT_QUERIES;
   }
   return v1::IMPORTANCE_SOURCE_UNSPECIFIED;
 }
@@ -109,6 +110,7 @@ void ReportToProto(const TransferReport& report, v1::TransferReport* out) {
   if (report.role == Role::kSender) {
     out->set_allocator(AllocatorToProto(report.allocator));
     out->set_importance(ImportanceToProto(report.importance));
+    out->set_model_profile(report.model_profile);
   }
   out->set_backend(report.backend);
   out->set_path(report.path);

@@ -9,6 +9,7 @@
 #include "server/plan/distortion.h"
 #include "server/scan/device_scan.h"
 #include "server/scan/scan.h"
+#include "server/transfer/attend.h"
 #include "server/transfer/predict.h"
 #include "server/transfer/shape.h"
 
@@ -76,6 +77,35 @@ absl::StatusOr<std::vector<LayerScan>> ScanAll(const Backend& backend, const Blo
     }
   }
   return scans;
+}
+
+// What the request's queries attend to, into the policy as its scores.
+absl::Status AttendAll(const ServiceContext& context, const BlockHold& hold, const std::vector<PlanLayer>& layers,
+                       const std::vector<LayerPlace>& places, const v1::Importance& importance, Policy* policy) {
+  std::shared_ptr<const RecentQueries> queries;
+  if (importance.has_queries()) {
+    auto given = QueriesFromProto(importance.queries());
+    if (!given.ok()) return given.status();
+    queries = *std::move(given);
+  }
+  const uint32_t tokens = hold.token_count();
+  absl::Status status = CheckQueriesFor(hold, *policy, queries.get(), layers, /*layerwise=*/false);
+  if (!status.ok() || queries == nullptr) return status;
+  TransferShape all;
+  all.token_count = tokens;
+  all.kept = {{0, tokens}};
+  all.layers = layers;
+  const EncodeSource source{&hold, &all, &places};
+  AttentionWork work;
+  for (auto& [layer, mine] : QueriesByLayer(queries, layers)) {
+    work.Add(std::make_unique<LayerAttention>(layer, layers[layer], tokens, mine.all, mine.entry));
+  }
+  for (size_t job = 0; job < work.jobs(); ++job) work.Run(job, *context.backend, source);
+  AttentionScores scores(layers.size(), tokens);
+  work.MoveTo(&scores);
+  policy->scores = scores.ByLayer();
+  policy->scores_per_layer = true;
+  return absl::OkStatus();
 }
 
 // From positions of the request to kept tokens.
@@ -216,6 +246,10 @@ absl::Status PlanNow(const ServiceContext& context, const Caller& caller, const 
   if (!hold.ok()) return hold.status();
   std::vector<LayerPlace> places;
   const std::vector<PlanLayer> layers = PlanLayersOf((*hold)->schema(), &places);
+  if (policy->allocator == Allocator::kOptimal) {
+    policy->profile = ProfileOf(context.defaults.profiles, (*hold)->schema(), layers);
+    response->set_model_profile(policy->profile.name);
+  }
   absl::Status status = CheckPolicy(*policy, request.token_count(), static_cast<uint32_t>(layers.size()));
   if (!status.ok()) return status;
   const Measured measured = MeasuredFor(context, request);
@@ -226,6 +260,8 @@ absl::Status PlanNow(const ServiceContext& context, const Caller& caller, const 
     BudgetChoiceToProto(choice, response->mutable_budget_choice());
   }
 
+  status = AttendAll(context, **hold, layers, places, request.policy().importance(), &*policy);
+  if (!status.ok()) return status;
   const auto scanned =
       ScanAll(*context.backend, **hold, layers, places, policy->allocator == Allocator::kOptimal, policy->sinks);
   if (!scanned.ok()) return scanned.status();

@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "server/service/worker_calls.h"
+#include "server/transfer/shape.h"
 
 namespace spectrumkv {
 namespace {
@@ -29,6 +30,11 @@ absl::Status OpenSender(const ServiceContext& context, const Caller& caller, con
   if (!blocks.ok()) return blocks.status();
 
   SenderSpec spec;
+  if (request.policy().importance().has_queries()) {
+    auto queries = QueriesFromProto(request.policy().importance().queries());
+    if (!queries.ok()) return queries.status();
+    spec.queries = *std::move(queries);
+  }
   spec.transfer_id = request.transfer_id();
   spec.transfer_token = request.transfer_token();
   spec.peer = peer;
@@ -45,6 +51,11 @@ absl::Status OpenSender(const ServiceContext& context, const Caller& caller, con
                                         request.token_count());
   if (!hold.ok()) return hold.status();
   spec.source = *std::move(hold);
+  if (spec.policy.allocator == Allocator::kOptimal) {
+    std::vector<LayerPlace> places;
+    const std::vector<PlanLayer> layers = PlanLayersOf(spec.source->schema(), &places);
+    spec.policy.profile = ProfileOf(context.defaults.profiles, spec.source->schema(), layers);
+  }
   return context.transfers->StartSender(std::move(spec));
 }
 
@@ -121,9 +132,15 @@ UnaryReactor* FetchTransfer(const ServiceContext* context, CallContext* call, co
 UnaryReactor* AdvanceTransfer(const ServiceContext* context, CallContext* call, const v1::AdvanceRequest* request) {
   absl::Status status = CheckTransferId(request->transfer_id());
   if (status.ok()) {
-    const std::vector<float> scores(request->scores().begin(), request->scores().end());
+    LaterImportance importance;
+    importance.scores.assign(request->scores().begin(), request->scores().end());
+    if (request->has_queries()) {
+      auto queries = QueriesFromProto(request->queries());
+      if (!queries.ok()) return AnswerNow(*context, call, queries.status());
+      importance.queries = *std::move(queries);
+    }
     status = context->transfers->Advance(CallerOf(*context, *call), request->transfer_id(), request->layers(), request->tokens(),
-                                         scores, request->written_event());
+                                         importance, request->written_event());
   }
   return AnswerNow(*context, call, status);
 }

@@ -110,7 +110,7 @@ absl::Status TransferManagerImpl::Insert(const std::shared_ptr<Transfer>& transf
 }
 
 absl::Status TransferManagerImpl::Advance(const Caller& caller, const std::string& transfer_id, uint32_t layers, uint32_t tokens,
-                                          const std::vector<float>& scores, const std::string& written_event) {
+                                          const LaterImportance& importance, const std::string& written_event) {
   std::shared_ptr<Transfer> transfer;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -123,7 +123,7 @@ absl::Status TransferManagerImpl::Advance(const Caller& caller, const std::strin
                        absl::StrCat("transfer ", transfer_id, " has ended: ", StateName(entry.report.state)));
     }
   }
-  return static_cast<SenderTransfer*>(transfer.get())->Advance(layers, tokens, scores, written_event);
+  return static_cast<SenderTransfer*>(transfer.get())->Advance(layers, tokens, importance, written_event);
 }
 
 absl::StatusOr<TransferReport> TransferManagerImpl::Get(const Caller& caller, const std::string& transfer_id, std::optional<Role> role) {

@@ -33,6 +33,7 @@ struct TransferReport {
   uint64_t nonfinite_values = 0, rounded_words = 0, values = 0;
   Allocator allocator = Allocator::kRaw;
   ImportanceSource importance = ImportanceSource::kPosition;
+  std::string model_profile;  // of a sender with OPTIMAL
   std::string backend, path = "host", source_guard = "none";
   uint32_t attempts = 0, streams = 0, layers_ready = 0;
   double first_layer_ready_seconds = 0, duration_seconds = 0;

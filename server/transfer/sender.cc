@@ -33,12 +33,15 @@ SenderTransfer::SenderTransfer(TransferSetup setup, SenderSpec spec)
       deadline_ms_(spec.deadline_ms),
       layerwise_(spec.layerwise) {
   layers_ = PlanLayersOf(source_->schema(), &places_);
+  attention_ = AttentionScores(layers_.size(), source_->token_count());
+  if (spec.queries != nullptr) next_queries_ = QueriesByLayer(std::move(spec.queries), layers_);
   written_tokens_.assign(layers_.size(), layerwise_ ? 0 : source_->token_count());
   UpdateReport([&](TransferReport& r) {
     r.tokens = source_->token_count();
     r.budget = policy_.budget;
     r.allocator = policy_.allocator;
     r.importance = policy_.importance;
+    if (policy_.allocator == Allocator::kOptimal) r.model_profile = policy_.profile.name;
     r.source_guard = source_->has_generations() ? "generations" : "none";
     r.choice = spec.choice;
   });

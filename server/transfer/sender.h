@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -10,6 +11,7 @@
 
 #include "server/encode/encode.h"
 #include "server/memory/device_events.h"
+#include "server/transfer/attend.h"
 #include "server/transfer/shape.h"
 #include "server/transfer/transfer.h"
 
@@ -24,7 +26,7 @@ class SenderTransfer final : public Transfer {
   // Nobody sends chunks to a sender.
   void OnChunk(uint32_t attempt, std::unique_ptr<ReceivedChunk> chunk) override;
   // Any thread; see TransferManager.
-  absl::Status Advance(uint32_t layers, uint32_t tokens, const std::vector<float>& scores,
+  absl::Status Advance(uint32_t layers, uint32_t tokens, const LaterImportance& importance,
                        const std::string& written_event);
 
   SenderTransfer(TransferSetup setup, SenderSpec spec);
@@ -63,7 +65,12 @@ class SenderTransfer final : public Transfer {
   void StartFullScan();
   void MaybePlan();
   void ScanBatch(std::shared_ptr<std::vector<uint32_t>> batch);
-  void PlanBatchNow(const std::vector<uint32_t>& batch);
+  struct ScanWork;
+  void RunScan(const std::shared_ptr<ScanWork>& work);
+  void PlanBatchNow(const std::vector<uint32_t>& batch, AttentionWork* attention);
+  absl::Status CheckLater(uint32_t layers, uint32_t tokens, uint32_t token_count,
+                          const LaterImportance& importance) const;
+  std::shared_ptr<AttentionWork> TakeQueries();
   void OnPlanned(const std::vector<uint32_t>& batch, absl::StatusOr<PlanBatch> plan);
   bool NeedsScan() const { return scans_ || samples_; }
   void MakeRoomForScan();
@@ -134,6 +141,10 @@ class SenderTransfer final : public Transfer {
   std::mutex advance_mutex_;
   std::vector<uint32_t> written_tokens_;
   std::vector<float> next_scores_;
+  // Queries that came and were not attended yet, by layer index. One of these two is empty.
+  std::map<uint32_t, QueriesOfLayer> next_queries_;
+  AttentionScores attention_;  // of whoever plans
+  std::atomic<bool> attended_{false};
 
   std::optional<Planner> planner_;
   std::vector<LayerScan> scan_;

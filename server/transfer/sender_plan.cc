@@ -53,6 +53,11 @@ absl::Status ScanCut(const Backend& backend, const EncodeSource& source, const C
 
 absl::StatusOr<std::shared_ptr<SenderTransfer>> SenderTransfer::Create(TransferSetup setup, SenderSpec spec) {
   const std::string written_event = spec.written_event;
+  std::vector<LayerPlace> places;
+  const std::vector<PlanLayer> layers = PlanLayersOf(spec.source->schema(), &places);
+  if (absl::Status ok = CheckQueriesFor(*spec.source, spec.policy, spec.queries.get(), layers, spec.layerwise); !ok.ok()) {
+    return ok;
+  }
   auto transfer = std::make_shared<SenderTransfer>(std::move(setup), std::move(spec));
   if (absl::Status awaited = transfer->AwaitWritten(written_event); !awaited.ok()) return awaited;
   const Policy& policy = transfer->policy_;
@@ -60,9 +65,10 @@ absl::StatusOr<std::shared_ptr<SenderTransfer>> SenderTransfer::Create(TransferS
   transfer->scans_ = reads.scans;
   transfer->samples_ = reads.samples;
   if (ScanChooses(policy, transfer->layerwise_)) {
-    if (transfer->layerwise_) {  // then by key norms
+    if (transfer->layerwise_) {  // then by keys
       return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_POLICY",
-                       "a layer-wise source cannot drop tokens by KEY_NORM: they are chosen before the first layer");
+                       absl::StrCat("a layer-wise source cannot drop tokens by ", ImportanceSourceName(policy.importance),
+                                    ": they are chosen before the first layer"));
     }
     if (absl::Status ok =
             CheckPolicy(policy, transfer->source_->token_count(), static_cast<uint32_t>(transfer->layers_.size()));
@@ -180,12 +186,19 @@ void SenderTransfer::StartFullScan() {
       if (layers_[i].has_v) scan[i].v.resize(all.token_count);
     }
     absl::Status scanned;
+    Policy policy = policy_;
+    if (const std::shared_ptr<AttentionWork> attention = TakeQueries(); attention != nullptr) {
+      for (size_t job = 0; job < attention->jobs() && !gate_.closed(); ++job) attention->Run(job, *parts().backend, source);
+      if (!gate_.closed()) attention->MoveTo(&attention_);
+      if (!attention_.empty()) policy.scores = attention_.ByLayer();
+      policy.scores_per_layer = !policy.scores.empty();
+    }
     for (const ChunkCut& cut : CutChunks(all)) {
       scanned.Update(ScanCut(*parts().backend, source, cut, &scan[cut.layer_index]));
       if (!scanned.ok()) break;
     }
     auto planner = std::make_shared<absl::StatusOr<Planner>>(
-        scanned.ok() ? Planner::Create(policy_, layers_, all.token_count, &scan) : absl::StatusOr<Planner>(scanned));
+        scanned.ok() ? Planner::Create(std::move(policy), layers_, all.token_count, &scan) : absl::StatusOr<Planner>(scanned));
     gate_.Leave();
     Post([this, planner] {
       if (terminal()) return;
@@ -222,7 +235,28 @@ bool SenderTransfer::EventsReached(void (SenderTransfer::*then)()) {
   return false;
 }
 
-absl::Status SenderTransfer::Advance(uint32_t layers, uint32_t tokens, const std::vector<float>& scores,
+absl::Status SenderTransfer::CheckLater(uint32_t layers, uint32_t tokens, uint32_t token_count,
+                                        const LaterImportance& importance) const {
+  const std::vector<float>& scores = importance.scores;
+  if (!scores.empty()) {
+    const bool fits = scores.size() == tokens &&
+                      std::all_of(scores.begin(), scores.end(), [](float s) { return s >= 0 && s - s == 0; });
+    if (!fits) {
+      return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_SCORES",
+                       absl::StrCat("scores must be ", tokens, " finite values >= 0, got ", scores.size()));
+    }
+  }
+  if (importance.queries == nullptr) return absl::OkStatus();
+  if (policy_.importance != ImportanceSource::kRecentQueries || !scores.empty()) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_QUERIES",
+                     absl::StrCat("queries are given, but policy.importance is ",
+                                  ImportanceSourceName(policy_.importance), scores.empty() ? "" : ", and so are scores"));
+  }
+  const std::vector<PlanLayer> written(layers_.begin(), layers_.begin() + layers);
+  return CheckQueries(*importance.queries, written, token_count);
+}
+
+absl::Status SenderTransfer::Advance(uint32_t layers, uint32_t tokens, const LaterImportance& importance,
                                      const std::string& written_event) {
   if (!layerwise_) {
     return MakeError(absl::StatusCode::kInvalidArgument, "NOT_LAYERWISE",
@@ -233,19 +267,19 @@ absl::Status SenderTransfer::Advance(uint32_t layers, uint32_t tokens, const std
     return MakeError(absl::StatusCode::kInvalidArgument, "OUT_OF_RANGE",
                      absl::StrCat("layers ", layers, " of ", layers_.size(), ", tokens ", tokens, " of ", token_count));
   }
-  if (!scores.empty()) {
-    const bool fits = scores.size() == tokens &&
-                      std::all_of(scores.begin(), scores.end(), [](float s) { return s >= 0 && s - s == 0; });
-    if (!fits) {
-      return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_SCORES",
-                       absl::StrCat("scores must be ", tokens, " finite values >= 0, got ", scores.size()));
-    }
-  }
+  if (absl::Status ok = CheckLater(layers, tokens, token_count, importance); !ok.ok()) return ok;
   if (absl::Status awaited = AwaitWritten(written_event); !awaited.ok()) return awaited;
   {
     std::lock_guard<std::mutex> lock(advance_mutex_);
     for (uint32_t i = 0; i < layers; ++i) written_tokens_[i] = std::max(written_tokens_[i], tokens);
-    if (!scores.empty()) next_scores_ = scores;
+    if (!importance.scores.empty()) {
+      next_scores_ = importance.scores;
+      next_queries_.clear();
+    }
+    if (importance.queries != nullptr) {
+      next_scores_.clear();
+      for (auto& [layer, queries] : QueriesByLayer(importance.queries, layers_)) next_queries_[layer] = queries;
+    }
   }
   Post([this, first = !advanced_.exchange(true)] {
     if (terminal()) return;
@@ -253,6 +287,20 @@ absl::Status SenderTransfer::Advance(uint32_t layers, uint32_t tokens, const std
     MaybePlan();
   });
   return absl::OkStatus();
+}
+
+// Null where there is nothing to attend to.
+std::shared_ptr<AttentionWork> SenderTransfer::TakeQueries() {
+  std::lock_guard<std::mutex> lock(advance_mutex_);
+  if (next_queries_.empty()) return nullptr;
+  auto work = std::make_shared<AttentionWork>();
+  for (auto& [layer, queries] : next_queries_) {
+    work->Add(std::make_unique<LayerAttention>(layer, layers_[layer], written_tokens_[layer], std::move(queries.all),
+                                               queries.entry));
+  }
+  next_queries_.clear();
+  attended_ = true;
+  return work;
 }
 
 std::vector<uint32_t> SenderTransfer::WrittenChunks() {
@@ -277,45 +325,65 @@ void SenderTransfer::MaybePlan() {
   ScanBatch(std::make_shared<std::vector<uint32_t>>(std::move(batch)));
 }
 
-// Several workers take chunks from one list; the last to finish plans.
+// What several workers take from one list; the last to finish plans.
+struct SenderTransfer::ScanWork {
+  std::shared_ptr<std::vector<uint32_t>> batch;
+  std::shared_ptr<AttentionWork> attention;
+  size_t heads = 0, jobs = 0;  // heads of keys to attend to come first: they take longest; then chunks to scan
+  std::atomic<size_t> next{0}, workers{0};
+  int64_t begin_ns = 0;
+};
+
 void SenderTransfer::ScanBatch(std::shared_ptr<std::vector<uint32_t>> batch) {
-  struct Work {
-    std::atomic<size_t> next{0}, workers{0};
-    int64_t begin_ns = 0;
-  };
-  auto work = std::make_shared<Work>();
+  auto work = std::make_shared<ScanWork>();
   work->begin_ns = NowNs();
+  work->attention = TakeQueries();
+  work->heads = work->attention == nullptr ? 0 : work->attention->jobs();
+  work->jobs = work->heads + (NeedsScan() ? batch->size() : 0);
+  work->batch = std::move(batch);
   const size_t cores = std::max(1u, std::thread::hardware_concurrency());
-  const size_t workers = NeedsScan() ? std::min({batch->size(), cores, kScanWorkersMax}) : 1;
+  const size_t workers = std::max<size_t>(1, std::min({work->jobs, cores, kScanWorkersMax}));
   work->workers = workers;
   for (size_t w = 0; w < workers; ++w) {
-    parts().compute->Post([this, self = shared_from_this(), batch, work] {
-      const bool entered = gate_.Enter();
-      while (entered && NeedsScan()) {
-        const size_t i = work->next.fetch_add(1);
-        if (i >= batch->size()) break;
-        const absl::Status scanned = ScanOne(planner_->cuts()[(*batch)[i]]);
-        if (scanned.ok()) continue;
-        Post([this, scanned] { Fail(scanned); });  // before the plan of this batch, which is of no use then
-        break;
-      }
-      if (work->workers.fetch_sub(1) == 1 && entered) {
-        AddStage(Stage::kScan, static_cast<double>(NowNs() - work->begin_ns) * 1e-9);
-        PlanBatchNow(*batch);
-      }
-      if (entered) gate_.Leave();
-    });
+    parts().compute->Post([this, self = shared_from_this(), work] { RunScan(work); });
   }
 }
 
-void SenderTransfer::PlanBatchNow(const std::vector<uint32_t>& batch) {
+void SenderTransfer::RunScan(const std::shared_ptr<ScanWork>& work) {
+  const bool entered = gate_.Enter();
+  const size_t first = entered ? work->next.fetch_add(1) : work->jobs;
+  if (first < work->heads) {
+    work->attention->Run(first, *parts().backend, encode_source_);
+    gate_.Leave();
+    // One at a time: what other transfers have to do comes in between.
+    parts().compute->Post([this, self = shared_from_this(), work] { RunScan(work); });
+    return;
+  }
+  for (size_t i = first; i < work->jobs; i = work->next.fetch_add(1)) {
+    const absl::Status scanned = ScanOne(planner_->cuts()[(*work->batch)[i - work->heads]]);
+    if (scanned.ok()) continue;
+    Post([this, scanned] { Fail(scanned); });  // before the plan of this batch, which is of no use then
+    break;
+  }
+  if (work->workers.fetch_sub(1) == 1 && entered) {
+    AddStage(Stage::kScan, static_cast<double>(NowNs() - work->begin_ns) * 1e-9);
+    PlanBatchNow(*work->batch, work->attention.get());
+  }
+  if (entered) gate_.Leave();
+}
+
+void SenderTransfer::PlanBatchNow(const std::vector<uint32_t>& batch, AttentionWork* attention) {
   const int64_t begin_ns = NowNs();
   std::vector<float> scores;
   {
     std::lock_guard<std::mutex> lock(advance_mutex_);
     scores.swap(next_scores_);
   }
-  const absl::Status scored = scores.empty() ? absl::OkStatus() : planner_->SetScores(scores);
+  absl::Status scored = scores.empty() ? absl::OkStatus() : planner_->SetScores(scores);
+  if (attention != nullptr && scored.ok()) {
+    attention->MoveTo(&attention_);
+    if (!attention_.empty()) scored = planner_->SetAttention(attention_.ByLayer());
+  }
   auto plan = std::make_shared<absl::StatusOr<PlanBatch>>(scored.ok() ? planner_->Plan(batch, scan_)
                                                                       : absl::StatusOr<PlanBatch>(scored));
   AddStage(Stage::kPlan, static_cast<double>(NowNs() - begin_ns) * 1e-9);
@@ -333,8 +401,10 @@ void SenderTransfer::OnPlanned(const std::vector<uint32_t>& batch, absl::StatusO
     ready_.push_back(index);
   }
   const double budget = planner_->effective_budget();
+  const ImportanceSource importance = planner_->importance();
   UpdateReport([&](TransferReport& r) {
     r.budget = budget;
+    r.importance = importance;
     r.escape_overrun_bytes += plan->escape_overrun_bytes;
     for (int tier = 0; tier < kTierCount; ++tier) {
       r.tiers.k[tier] += plan->totals.k[tier];

@@ -83,6 +83,7 @@ std::vector<PlanLayer> PlanLayersOf(const PoolSchema& schema, std::vector<LayerP
       layer.dtype = group.dtype;
       layer.has_v = group.layers[slot].v.has_value();
       layer.raw_only = group.kind == GroupKind::kMla;
+      if (group.kind == GroupKind::kSlidingWindow) layer.window_tokens = group.sliding_window_tokens;
       entries.push_back({layer, {g, slot}});
     }
   }

@@ -141,9 +141,17 @@ def plan(results):
         return text
     text += "%d tokens x %d layers, %.1f GB of raw KV. Transfer: at the loopback rate of `b=0.3` above.\n\n" % (
         rows[0]["tokens"], rows[0]["layers"], rows[0]["kv_gb"])
-    return text + table(["importance", "plan ms", "/ memcpy", "/ transfer"], [
+    text += table(["importance", "plan ms", "/ memcpy", "/ transfer"], [
         [row["name"], "%.1f" % (row["plan_s"] * 1e3), "%.2f %%" % (100 * row["plan_s"] / row["memcpy_s"]),
          "" if rate is None else "%.2f %%" % (100 * row["plan_s"] * rate / row["kv_gb"])] for row in rows]) + "\n"
+    beside = results.select("plan", bench="optimal")
+    if not beside:
+        return text
+    text += "OPTIMAL beside the encoding it is for, one thread, %d tokens x %d layers; RECENT_QUERIES: %d queries of each KV head.\n\n" % (
+        beside[0]["tokens"], beside[0]["layers"], beside[0]["attend_queries"])
+    return text + table(["", "seconds", "/ encode"], [
+        [what, "%.2f" % row[figure], "%.3f" % (row[figure] / row["encode_s"])] for row in beside
+        for what, figure in (("sample", "sample_s"), ("plan", "plan_s"), ("RECENT_QUERIES", "attend_s"), ("encode", "encode_s"))]) + "\n"
 
 
 def latency(results):

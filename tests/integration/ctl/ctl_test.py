@@ -147,6 +147,29 @@ class CtlTest(unittest.TestCase):
         self.assertGreater(error, 0)
         self.assertLess(error, 0.05)
 
+    def test_profile_of_a_model_is_planned_by(self):
+        """What `profile` writes the daemon reads: for its own model, and for no other."""
+        profiles = os.path.join(self.folder, "profiles")
+        os.mkdir(profiles)
+        header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {(LAYERS, 2, TOKENS, HEADS, HEAD_DIM)}, }}\n".encode()
+        with open(os.path.join(self.folder, "kv.npy"), "wb") as file:
+            file.write(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + self.values.tobytes())
+        code, _, err = self.prefill.ctl("profile", os.path.join(self.folder, "kv.npy"), "--model", "known", "--output",
+                                        os.path.join(profiles, "mine.yaml"))
+        self.assertEqual(code, 0, err)
+        daemon = Daemon(os.path.join(self.folder, "profiled"), **{"policy.profile_dir": profiles})
+        self.addCleanup(daemon.stop)
+        for model, profile in (("known", "mine"), ("unknown", "default")):
+            pool = daemon.json("put", self.raw, *self.shape, "--model", model, "--blocks", "0-4")["pool_id"]
+            plan = daemon.json("plan", "--pool", pool, "--tokens", str(TOKENS), "--blocks", "0-4", "--budget", "0.4")
+            self.assertEqual(plan["model_profile"], profile)
+            daemon.json("publish", "--transfer", model, "--pool", pool, "--tokens", str(TOKENS), "--blocks", "0-4")
+            self.assertEqual(daemon.json("transfers", "show", model)["model_profile"], profile)
+        with open(os.path.join(profiles, "broken.yaml"), "w", encoding="utf-8") as file:
+            file.write("model: [")
+        with self.assertRaisesRegex(RuntimeError, "broken.yaml:1:"):
+            Daemon(os.path.join(self.folder, "broken"), **{"policy.profile_dir": profiles})
+
     def test_budget_for_a_time(self):
         source, destination = self.pools("8")
         blocks = ("--tokens", str(TOKENS), "--blocks")

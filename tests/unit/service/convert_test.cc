@@ -176,6 +176,82 @@ TEST(PolicyFromProto, TakesEveryField) {
   EXPECT_EQ(policy->sinks, 0u);
 }
 
+TEST(PolicyFromProto, QueriesAreASourceOfImportance) {
+  v1::Policy proto;
+  proto.mutable_importance()->mutable_queries()->add_positions(3);
+  auto policy = PolicyFromProto(proto, Policy());
+  ASSERT_TRUE(policy.ok()) << policy.status();
+  EXPECT_EQ(policy->importance, ImportanceSource::kRecentQueries);
+  proto.mutable_importance()->set_source(v1::IMPORTANCE_SOURCE_RECENT_QUERIES);
+  proto.mutable_importance()->clear_queries();
+  policy = PolicyFromProto(proto, Policy());
+  ASSERT_TRUE(policy.ok()) << "a layer-wise source has them later";
+  EXPECT_EQ(policy->importance, ImportanceSource::kRecentQueries);
+  proto.mutable_importance()->mutable_queries()->add_positions(3);
+  proto.mutable_importance()->add_scores(1);
+  EXPECT_ERROR(PolicyFromProto(proto, Policy()).status(), kInvalidArgument, "INVALID_POLICY");
+}
+
+TEST(QueriesFromProto, TakesEveryFieldAndRefusesOtherTypes) {
+  v1::RecentQueries proto;
+  EXPECT_ERROR(QueriesFromProto(proto).status(), kInvalidArgument, "INVALID_QUERIES");
+  proto.set_data_type(v1::DATA_TYPE_FLOAT8_E4M3);
+  EXPECT_ERROR(QueriesFromProto(proto).status(), kInvalidArgument, "INVALID_QUERIES");
+  proto.set_data_type(v1::DATA_TYPE_BFLOAT16);
+  proto.add_positions(7);
+  v1::LayerQueries* layer = proto.add_layers();
+  layer->set_layer(5);
+  layer->set_queries("abc");
+  layer->set_query_heads(6);
+  layer->set_softmax_scale(0.5);
+  layer->set_logit_soft_cap(30);
+  layer->set_window_tokens(512);
+  const auto queries = QueriesFromProto(proto);
+  ASSERT_TRUE(queries.ok()) << queries.status();
+  EXPECT_EQ((*queries)->dtype, DType::kBFloat16);
+  EXPECT_EQ((*queries)->positions, std::vector<uint32_t>{7});
+  const LayerQueries& got = (*queries)->layers.at(0);
+  EXPECT_EQ(got.layer, 5u);
+  EXPECT_EQ(got.words, "abc");
+  EXPECT_EQ(got.query_heads, 6u);
+  EXPECT_EQ(got.softmax_scale, 0.5f);
+  EXPECT_EQ(got.soft_cap, 30.0f);
+  EXPECT_EQ(got.window, 512u);
+  for (int i = 0; i < kMaxLayers; ++i) proto.add_layers();
+  EXPECT_ERROR(QueriesFromProto(proto).status(), kInvalidArgument, "INVALID_QUERIES");
+}
+
+TEST(ProfileOf, IsThatOfThePoolsModelForItsLayers) {
+  ProfileFile file;
+  file.name = "file";
+  file.model = "m";
+  file.k_weight = 2;
+  file.k_errors = {{"Q4", 0.5}};
+  file.v_errors = {{"Q2", 0.25}};
+  file.layer_weights = {10, 11, 12, 13};
+  PoolSchema schema;
+  schema.model = "m";
+  std::vector<PlanLayer> layers(3);
+  layers[0].layer = 1;
+  layers[1].layer = 3;
+  layers[2].layer = 4;  // the file does not know it
+  const ModelProfile profile = ProfileOf({file}, schema, layers);
+  EXPECT_EQ(profile.name, "file");
+  EXPECT_EQ(profile.k_weight, 2);
+  EXPECT_EQ(profile.k_errors[static_cast<size_t>(Tier::kQ4)], 0.5);
+  EXPECT_EQ(profile.k_errors[static_cast<size_t>(Tier::kQ2)], 0);
+  EXPECT_EQ(profile.v_errors[static_cast<size_t>(Tier::kQ2)], 0.25);
+  EXPECT_EQ(profile.layer_weights, (std::vector<float>{11, 13, 1}));
+  EXPECT_TRUE(profile.layer_budgets.empty());
+  Policy policy;
+  policy.profile = profile;
+  EXPECT_TRUE(CheckPolicy(policy, 10, 3).ok());
+  schema.model = "other";
+  const ModelProfile none = ProfileOf({file}, schema, layers);
+  EXPECT_EQ(none.name, "default");
+  EXPECT_EQ(none.k_weight, ModelProfile().k_weight);
+}
+
 TEST(PolicyFromProto, RefusesUnknownValues) {
   v1::Policy proto;
   proto.set_allocator(static_cast<v1::Allocator>(77));

@@ -8,7 +8,7 @@ from spectrumkv.client import Client
 from spectrumkv.errors import SpectrumKVError, TransferFailed, retry
 from spectrumkv.generations import BlockGenerations
 from spectrumkv.groups import Group, block_runs
-from spectrumkv.policies import policy, tier_name
+from spectrumkv.policies import policy, recent_queries, tier_name
 from spectrumkv.pools import CudaPool, DaemonOwnedPool, Pool, SharedMemoryPool
 from spectrumkv.segment import SharedSegment, sweep_stale_segments
 
@@ -25,6 +25,7 @@ __all__ = [
     "TransferFailed",
     "block_runs",
     "policy",
+    "recent_queries",
     "retry",
     "sweep_stale_segments",
     "tier_name",

@@ -112,14 +112,17 @@ class Client:
 
     def advance(
         self, transfer_id: str, *, layers: int, tokens: int, scores: Sequence[float] | None = None,
+        queries: policy_pb2.RecentQueries | None = None,
         written_event: bytes = b"",
     ) -> None:  # fmt: skip
         """Layers 0..layers-1 (in ascending layer index) are written for tokens 0..tokens-1.
 
-        scores: importance of those tokens, [tokens], for what is planned from now on. written_event: as in send.
+        scores: importance of those tokens, [tokens], for what is planned from now on. queries: from recent_queries(), of
+        written layers, in place of scores where the transfer was opened with importance="RECENT_QUERIES". written_event:
+        as in send.
         """
         request = worker_service_pb2.AdvanceRequest(
-            transfer_id=transfer_id, layers=layers, tokens=tokens, written_event=written_event
+            transfer_id=transfer_id, layers=layers, tokens=tokens, queries=queries, written_event=written_event
         )
         if scores is not None:
             request.scores.extend(float(score) for score in scores)
