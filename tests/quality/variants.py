@@ -14,6 +14,10 @@ OURS, ENERGIES, RECENT = "OPTIMAL, attention", "OPTIMAL, energies", "OPTIMAL, la
 PAPER = "paper "  # prefix of the names of what the paper has
 
 
+# Which are asked for needles, too: what the goals are about, and what else might lose them.
+_NEEDLE_BUDGETS = (0.3, 0.2, 0.16)
+
+
 @dataclass
 class Variant:
     """scores: "" none; "scores" or "scores_last", by layer; "mean", of all layers together."""
@@ -56,6 +60,12 @@ def all_variants() -> list[Variant]:
     out += [Variant("GREEDY, attention, one order", budget, {"allocator": "GREEDY"}, "mean") for budget in (0.3, 0.2)]
     out += [_uniform("UNIFORM", tier, budget) for tier, budget in (("Q8", 0.55), ("Q4", 0.31), ("Q3", 0.23), ("Q2", 0.16))]
     return out + _paper()
+
+
+def needle_variants() -> list[Variant]:
+    names = (OURS, ENERGIES, PAPER + "GREEDY", PAPER + "TWO_TIER", PAPER + "PDTRIM", PAPER + "SLIDING_WINDOW_SINK")
+    chosen = [variant for variant in all_variants() if variant.name in names and variant.budget in _NEEDLE_BUDGETS]
+    return chosen + [variant for variant in all_variants() if "UNIFORM" in variant.name]
 
 
 def quick_variants() -> list[Variant]:
