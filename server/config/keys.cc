@@ -417,6 +417,11 @@ std::vector<KeySpec> MakePolicyKeys() {
        1000,
        {},
        "Importance is multiplied by exp(-decay_lambda * distance to the end). 0 leaves it as it is."},
+  };
+}
+
+std::vector<KeySpec> MakeProcessKeys() {
+  return {
       {"log.level",
        KeyKind::kChoice,
        Ref(FIELD(log.level)),
@@ -450,7 +455,7 @@ std::vector<KeySpec> MakePolicyKeys() {
 const std::vector<KeySpec>& AllKeys() {
   static const auto* const keys = [] {
     auto* all = new std::vector<KeySpec>;
-    for (auto make : {MakeWorkerKeys, MakeServerKeys, MakeMemoryKeys, MakeTransferKeys, MakePolicyKeys}) {
+    for (auto make : {MakeWorkerKeys, MakeServerKeys, MakeMemoryKeys, MakeTransferKeys, MakePolicyKeys, MakeQualityKeys, MakeProcessKeys}) {
       for (KeySpec& key : make()) all->push_back(std::move(key));
     }
     return all;

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 #include <string>
 #include <thread>
 #include <utility>
@@ -33,7 +34,9 @@
 #include "server/memory/threads.h"
 #include "server/metrics/metrics.h"
 #include "server/pool/pool.h"
+#include "server/probe/quality_gate.h"
 #include "server/service/admin_service.h"
+#include "server/service/probe_service.h"
 #include "server/service/worker_service.h"
 #include "server/stream/grpc_transport.h"
 #include "server/stream/peer_server.h"
@@ -104,6 +107,24 @@ absl::Status Named(const std::string& key, const absl::Status& error) {
   return MakeError(error.code(), ReasonOf(error), key + ": " + std::string(error.message()), metadata);
 }
 
+absl::StatusOr<GateOptions> GateOptionsOf(const Config& config) {
+  GateOptions options;
+  options.mode = config.quality.gate == "off"    ? GateOptions::Mode::kOff
+                 : config.quality.gate == "warn" ? GateOptions::Mode::kWarn
+                                                 : GateOptions::Mode::kEnforce;
+  options.gated_tiers.clear();
+  for (const std::string& name : config.quality.gated_tiers) {
+    const auto tier = ParseTier(name);
+    if (!tier.ok()) return tier.status();
+    options.gated_tiers.push_back(*tier);
+  }
+  options.trials = static_cast<uint32_t>(config.quality.trials);
+  options.trials_needed = static_cast<uint32_t>(config.quality.trials_needed);
+  options.min_agreement = config.quality.min_agreement;
+  options.administrator = Caller::Uid(geteuid());
+  return options;
+}
+
 TransferOptions TransferOptionsOf(const Config& config, uint64_t epoch) {
   TransferOptions options;
   options.epoch = epoch;
@@ -136,8 +157,10 @@ class Daemon::Impl {
  private:
   absl::Status StartCodec();
   absl::Status StartEngine();
+  absl::Status StartGate();
   absl::Status StartServers();
   absl::Status StartHealth();
+  absl::Status StartPeer();
   absl::Status StartLocal(const std::string& name, const LocalServer::Options& options,
                           std::unique_ptr<SocketGuard>* guard, std::unique_ptr<LocalServer>* server);
   void WatchCertificates(const PeerSecurity& security);
@@ -161,12 +184,14 @@ class Daemon::Impl {
   std::unique_ptr<PoolRegistry> pools_;
   std::unique_ptr<GrpcTransport> transport_;
   std::unique_ptr<TransferManager> transfers_;
+  std::unique_ptr<VerdictBook> verdicts_;
+  std::unique_ptr<QualityGate> gate_;
   std::unique_ptr<DrainController> drain_;
   std::shared_ptr<CallerTable> callers_;
   std::unique_ptr<GaugeRefresher> gauges_;
   ServiceContext context_;
   AdminHooks hooks_;
-  std::unique_ptr<grpc::Service> worker_service_, admin_service_;
+  std::unique_ptr<grpc::Service> worker_service_, probe_service_, admin_service_;
   std::unique_ptr<LocalServer> health_;
   std::unique_ptr<SocketGuard> worker_guard_, admin_guard_;
   std::unique_ptr<LocalServer> worker_, admin_;
@@ -295,6 +320,32 @@ absl::Status Daemon::Impl::StartLocal(const std::string& name, const LocalServer
   return status;
 }
 
+absl::Status Daemon::Impl::StartGate() {
+  verdicts_ = std::make_unique<VerdictBook>([metrics = metrics_.get()](const VerdictBook::Counts& counts) {
+    for (int tier = 0; tier < kTierCount; ++tier) {
+      const auto& of_tier = counts[static_cast<size_t>(tier)];
+      metrics->SetGateVerdicts(static_cast<MetricTier>(tier), MetricVerdict::kOpen, of_tier[0]);
+      metrics->SetGateVerdicts(static_cast<MetricTier>(tier), MetricVerdict::kClosed, of_tier[1]);
+    }
+  });
+  if (absl::Status opened = verdicts_->Open(config_.quality.verdicts_file); !opened.ok()) {
+    return Named("quality.verdicts_file", opened);
+  }
+  QualityGate::Parts parts;
+  parts.clock = clock_.get();
+  parts.verdicts = verdicts_.get();
+  parts.unix_seconds = [] { return static_cast<int64_t>(time(nullptr)); };
+  parts.judged = [metrics = metrics_.get()](TrialKind kind, const Score& score) {
+    const auto label = static_cast<MetricTrial>(static_cast<int>(kind) - 1);
+    metrics->AddTrials(label, MetricTrialOutcome::kPassed, score.passed);
+    metrics->AddTrials(label, MetricTrialOutcome::kFailed, score.trials - score.passed);
+  };
+  auto options = GateOptionsOf(config_);
+  if (!options.ok()) return options.status();
+  gate_ = std::make_unique<QualityGate>(*std::move(options), std::move(parts));
+  return absl::OkStatus();
+}
+
 absl::Status Daemon::Impl::StartServers() {
   auto defaults = DefaultsOf(config_);
   if (!defaults.ok()) return defaults.status();
@@ -305,6 +356,7 @@ absl::Status Daemon::Impl::StartServers() {
   context_.metrics = metrics_.get();
   context_.caller_of = [callers = callers_](const std::string& peer) { return callers->Find(peer); };
   context_.backend = backend_;
+  context_.gate = gate_.get();
   context_.calls = calls_.get();
   context_.compute = compute_.get();
   hooks_.status = [this] { return Status(); };
@@ -316,6 +368,7 @@ absl::Status Daemon::Impl::StartServers() {
   hooks_.send_slots = send_slots_.get();
   hooks_.receive_slots = receive_slots_.get();
   worker_service_ = NewWorkerService(&context_);
+  probe_service_ = NewProbeService(&context_);
   admin_service_ = NewAdminService(&context_, &hooks_);
 
   LocalServer::Options worker;
@@ -334,26 +387,20 @@ absl::Status Daemon::Impl::StartServers() {
       metrics->CountError(MetricStage::kQueue, refused.code());
     });
   }
-  worker.service = worker_service_.get();
+  worker.services = {worker_service_.get(), probe_service_.get()};
   worker.health = worker.reflection = true;
+  if (absl::Status peer = StartPeer(); !peer.ok()) return peer;
+  context_.self_peer = SelfAddress(peer_->address());
   absl::Status status = StartLocal("worker", worker, &worker_guard_, &worker_);
   if (!status.ok()) return status;
   LocalServer::Options admin;
   admin.socket = config_.admin.socket;
   admin.socket_key = "admin.socket";
-  admin.service = admin_service_.get();
+  admin.services = {admin_service_.get()};
   admin.reflection = true;
   status = StartLocal("admin", admin, &admin_guard_, &admin_);
   if (!status.ok()) return status;
 
-  PeerServerOptions peer;
-  peer.listen_address = config_.peer.listen_address;
-  peer.security = SecurityOf(config_);
-  peer.max_message_bytes = config_.peer.max_message_bytes;
-  auto peer_server = PeerServer::Start(peer, transfers_.get());
-  if (!peer_server.ok()) return peer_server.status();
-  peer_ = *std::move(peer_server);
-  if (peer.security.mode == PeerSecurity::Mode::kMtls) WatchCertificates(peer.security);
   auto exposer = MetricsExposer::Start(config_.metrics.listen_address, *metrics_);
   if (!exposer.ok()) return exposer.status();
   exposer_ = *std::move(exposer);
@@ -363,6 +410,18 @@ absl::Status Daemon::Impl::StartServers() {
   addresses_.worker_tcp = worker_->tcp_address();
   addresses_.peer = peer_->address();
   addresses_.metrics = WithPort(config_.metrics.listen_address, exposer_->port());
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::Impl::StartPeer() {
+  PeerServerOptions peer;
+  peer.listen_address = config_.peer.listen_address;
+  peer.security = SecurityOf(config_);
+  peer.max_message_bytes = config_.peer.max_message_bytes;
+  auto server = PeerServer::Start(peer, transfers_.get());
+  if (!server.ok()) return server.status();
+  peer_ = *std::move(server);
+  if (peer.security.mode == PeerSecurity::Mode::kMtls) WatchCertificates(peer.security);
   return absl::OkStatus();
 }
 
@@ -388,6 +447,7 @@ absl::Status Daemon::Impl::Start() {
                                        config_.metrics.reconstruction_sample_chunks);
   CountHandshakeFailuresIn(metrics_.get());
   status = StartEngine();
+  if (status.ok()) status = StartGate();
   if (status.ok()) status = StartServers();
   if (!status.ok()) return status;
   SetReady(true);
@@ -440,6 +500,7 @@ void Daemon::Impl::Stop() {
   compute_.reset();
   control_.reset();
   drain_.reset();
+  gate_.reset();
   transfers_.reset();
   transport_.reset();
   pools_.reset();

@@ -15,7 +15,7 @@ namespace spectrumkv {
 class Daemon {
  public:
   // Start order: log, metrics, codec backend and its self-test, clock and executors, staging slots, pools, transport,
-  // transfers, then the servers: health first, so that probes see it starting, worker, admin, peer, metrics. Ready when
+  // transfers, verdicts, then the servers: health first, so that probes see it starting, peer, worker, admin, metrics. Ready when
   // it returns; what was started is stopped again when a later part fails. Errors: those of the parts;
   // FAILED_PRECONDITION BACKEND_UNAVAILABLE, SELF_TEST_FAILED.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const Config& config);

@@ -31,6 +31,8 @@ enum class MetricId {
   kHandshakeFailures,
   kConnectionsRefused,
   kQuotaRefusals,
+  kGateDecisions,
+  kProbeTrials,
   kFirstToken,
   kTransferDuration,
   kFirstLayerReady,
@@ -44,6 +46,7 @@ enum class MetricId {
   kStagingBytes,
   kCertificateExpiry,
   kDraining,
+  kGateVerdicts,
   kBuildInfo,
   kCodecInfo,
   kCount  // not a metric

@@ -62,7 +62,10 @@ ReceiverTransfer::ReceiverTransfer(TransferSetup setup, ReceiverSpec spec)
       accept_dropped_(spec.accept_dropped),
       exact_conversion_(spec.exact_conversion),
       fence_(RandomU64()) {
-  UpdateReport([&](TransferReport& r) { r.tokens = target_->token_count(); });
+  UpdateReport([&](TransferReport& r) {
+    r.tokens = target_->token_count();
+    r.pool_id = spec.pool_id;
+  });
 }
 
 void ReceiverTransfer::Start() {

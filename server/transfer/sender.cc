@@ -41,6 +41,8 @@ SenderTransfer::SenderTransfer(TransferSetup setup, SenderSpec spec)
     r.importance = policy_.importance;
     r.source_guard = source_->has_generations() ? "generations" : "none";
     r.choice = spec.choice;
+    r.pool_id = spec.pool_id;
+    r.gate = policy_.gate;
   });
 }
 
