@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <ctime>
 #include <string>
 #include <thread>
 #include <utility>
@@ -25,6 +24,7 @@
 #include "server/lifecycle/caller_table.h"
 #include "server/lifecycle/certificate_watch.h"
 #include "server/lifecycle/drain.h"
+#include "server/lifecycle/gate_keeper.h"
 #include "server/lifecycle/gauges.h"
 #include "server/lifecycle/grpc_log.h"
 #include "server/lifecycle/grpc_servers.h"
@@ -34,7 +34,6 @@
 #include "server/memory/threads.h"
 #include "server/metrics/metrics.h"
 #include "server/pool/pool.h"
-#include "server/probe/quality_gate.h"
 #include "server/service/admin_service.h"
 #include "server/service/probe_service.h"
 #include "server/service/worker_service.h"
@@ -107,24 +106,6 @@ absl::Status Named(const std::string& key, const absl::Status& error) {
   return MakeError(error.code(), ReasonOf(error), key + ": " + std::string(error.message()), metadata);
 }
 
-absl::StatusOr<GateOptions> GateOptionsOf(const Config& config) {
-  GateOptions options;
-  options.mode = config.quality.gate == "off"    ? GateOptions::Mode::kOff
-                 : config.quality.gate == "warn" ? GateOptions::Mode::kWarn
-                                                 : GateOptions::Mode::kEnforce;
-  options.gated_tiers.clear();
-  for (const std::string& name : config.quality.gated_tiers) {
-    const auto tier = ParseTier(name);
-    if (!tier.ok()) return tier.status();
-    options.gated_tiers.push_back(*tier);
-  }
-  options.trials = static_cast<uint32_t>(config.quality.trials);
-  options.trials_needed = static_cast<uint32_t>(config.quality.trials_needed);
-  options.min_agreement = config.quality.min_agreement;
-  options.administrator = Caller::Uid(geteuid());
-  return options;
-}
-
 TransferOptions TransferOptionsOf(const Config& config, uint64_t epoch) {
   TransferOptions options;
   options.epoch = epoch;
@@ -157,7 +138,6 @@ class Daemon::Impl {
  private:
   absl::Status StartCodec();
   absl::Status StartEngine();
-  absl::Status StartGate();
   absl::Status StartServers();
   absl::Status StartHealth();
   absl::Status StartPeer();
@@ -184,8 +164,7 @@ class Daemon::Impl {
   std::unique_ptr<PoolRegistry> pools_;
   std::unique_ptr<GrpcTransport> transport_;
   std::unique_ptr<TransferManager> transfers_;
-  std::unique_ptr<VerdictBook> verdicts_;
-  std::unique_ptr<QualityGate> gate_;
+  std::unique_ptr<GateKeeper> gate_;
   std::unique_ptr<DrainController> drain_;
   std::shared_ptr<CallerTable> callers_;
   std::unique_ptr<GaugeRefresher> gauges_;
@@ -320,35 +299,12 @@ absl::Status Daemon::Impl::StartLocal(const std::string& name, const LocalServer
   return status;
 }
 
-absl::Status Daemon::Impl::StartGate() {
-  verdicts_ = std::make_unique<VerdictBook>([metrics = metrics_.get()](const VerdictBook::Counts& counts) {
-    for (int tier = 0; tier < kTierCount; ++tier) {
-      const auto& of_tier = counts[static_cast<size_t>(tier)];
-      metrics->SetGateVerdicts(static_cast<MetricTier>(tier), MetricVerdict::kOpen, of_tier[0]);
-      metrics->SetGateVerdicts(static_cast<MetricTier>(tier), MetricVerdict::kClosed, of_tier[1]);
-    }
-  });
-  if (absl::Status opened = verdicts_->Open(config_.quality.verdicts_file); !opened.ok()) {
-    return Named("quality.verdicts_file", opened);
-  }
-  QualityGate::Parts parts;
-  parts.clock = clock_.get();
-  parts.verdicts = verdicts_.get();
-  parts.unix_seconds = [] { return static_cast<int64_t>(time(nullptr)); };
-  parts.judged = [metrics = metrics_.get()](TrialKind kind, const Score& score) {
-    const auto label = static_cast<MetricTrial>(static_cast<int>(kind) - 1);
-    metrics->AddTrials(label, MetricTrialOutcome::kPassed, score.passed);
-    metrics->AddTrials(label, MetricTrialOutcome::kFailed, score.trials - score.passed);
-  };
-  auto options = GateOptionsOf(config_);
-  if (!options.ok()) return options.status();
-  gate_ = std::make_unique<QualityGate>(*std::move(options), std::move(parts));
-  return absl::OkStatus();
-}
-
 absl::Status Daemon::Impl::StartServers() {
   auto defaults = DefaultsOf(config_);
   if (!defaults.ok()) return defaults.status();
+  auto gate = GateKeeper::Open(config_, clock_.get(), metrics_.get());
+  if (!gate.ok()) return gate.status();
+  gate_ = *std::move(gate);
   context_.epoch = epoch_;
   context_.defaults = *std::move(defaults);
   context_.pools = pools_.get();
@@ -356,7 +312,7 @@ absl::Status Daemon::Impl::StartServers() {
   context_.metrics = metrics_.get();
   context_.caller_of = [callers = callers_](const std::string& peer) { return callers->Find(peer); };
   context_.backend = backend_;
-  context_.gate = gate_.get();
+  context_.gate = gate_->gate();
   context_.calls = calls_.get();
   context_.compute = compute_.get();
   hooks_.status = [this] { return Status(); };
@@ -447,7 +403,6 @@ absl::Status Daemon::Impl::Start() {
                                        config_.metrics.reconstruction_sample_chunks);
   CountHandshakeFailuresIn(metrics_.get());
   status = StartEngine();
-  if (status.ok()) status = StartGate();
   if (status.ok()) status = StartServers();
   if (!status.ok()) return status;
   SetReady(true);

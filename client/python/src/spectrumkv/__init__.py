@@ -10,6 +10,7 @@ from spectrumkv.generations import BlockGenerations
 from spectrumkv.groups import Group, block_runs
 from spectrumkv.policies import policy, tier_name
 from spectrumkv.pools import DaemonOwnedPool, Pool, SharedMemoryPool
+from spectrumkv.probe import ProbeModel, round_trip, run_probe
 from spectrumkv.segment import SharedSegment, sweep_stale_segments
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "DaemonOwnedPool",
     "Group",
     "Pool",
+    "ProbeModel",
     "SharedMemoryPool",
     "SharedSegment",
     "SpectrumKVError",
@@ -25,6 +27,8 @@ __all__ = [
     "block_runs",
     "policy",
     "retry",
+    "round_trip",
+    "run_probe",
     "sweep_stale_segments",
     "tier_name",
 ]
