@@ -110,6 +110,16 @@ struct Config {
     std::string profile_dir;  // "": none
   } policy;
 
+  // Which tiers a model may use (server/probe).
+  struct Quality {
+    std::string gate = "warn";  // off, warn, enforce
+    std::vector<std::string> gated_tiers = {"Q4", "Q3", "Q2", "P4"};
+    std::string verdicts_file;  // "": in memory alone
+    uint64_t trials = 3;        // of each kind
+    uint64_t trials_needed = 2;
+    double min_agreement = 0.9;
+  } quality;
+
   struct Log {
     std::string level = "info";   // debug, info, warning, error
     std::string format = "text";  // text or json

@@ -426,6 +426,11 @@ std::vector<KeySpec> MakePolicyKeys() {
        {},
        "Directory of model profiles, read at the start: *.yaml as spectrumkvctl profile writes them, one for each model and "
        "revision. Models without one get what suits every model."},
+  };
+}
+
+std::vector<KeySpec> MakeProcessKeys() {
+  return {
       {"log.level",
        KeyKind::kChoice,
        Ref(FIELD(log.level)),
@@ -459,7 +464,7 @@ std::vector<KeySpec> MakePolicyKeys() {
 const std::vector<KeySpec>& AllKeys() {
   static const auto* const keys = [] {
     auto* all = new std::vector<KeySpec>;
-    for (auto make : {MakeWorkerKeys, MakeServerKeys, MakeMemoryKeys, MakeTransferKeys, MakePolicyKeys}) {
+    for (auto make : {MakeWorkerKeys, MakeServerKeys, MakeMemoryKeys, MakeTransferKeys, MakePolicyKeys, MakeQualityKeys, MakeProcessKeys}) {
       for (KeySpec& key : make()) all->push_back(std::move(key));
     }
     return all;

@@ -25,6 +25,7 @@
 #include "server/lifecycle/caller_table.h"
 #include "server/lifecycle/certificate_watch.h"
 #include "server/lifecycle/drain.h"
+#include "server/lifecycle/gate_keeper.h"
 #include "server/lifecycle/gauges.h"
 #include "server/lifecycle/grpc_log.h"
 #include "server/lifecycle/grpc_servers.h"
@@ -36,6 +37,7 @@
 #include "server/metrics/metrics.h"
 #include "server/pool/pool.h"
 #include "server/service/admin_service.h"
+#include "server/service/probe_service.h"
 #include "server/service/worker_service.h"
 #include "server/stream/grpc_transport.h"
 #include "server/stream/peer_server.h"
@@ -148,6 +150,7 @@ class Daemon::Impl {
   absl::Status StartEngine();
   absl::Status StartServers();
   absl::Status StartHealth();
+  absl::Status StartPeer();
   absl::Status StartLocal(const std::string& name, const LocalServer::Options& options,
                           std::unique_ptr<SocketGuard>* guard, std::unique_ptr<LocalServer>* server);
   void WatchCertificates(const PeerSecurity& security);
@@ -173,12 +176,13 @@ class Daemon::Impl {
   std::unique_ptr<PoolRegistry> pools_;
   std::unique_ptr<GrpcTransport> transport_;
   std::unique_ptr<TransferManager> transfers_;
+  std::unique_ptr<GateKeeper> gate_;
   std::unique_ptr<DrainController> drain_;
   std::shared_ptr<CallerTable> callers_;
   std::unique_ptr<GaugeRefresher> gauges_;
   ServiceContext context_;
   AdminHooks hooks_;
-  std::unique_ptr<grpc::Service> worker_service_, admin_service_;
+  std::unique_ptr<grpc::Service> worker_service_, probe_service_, admin_service_;
   std::unique_ptr<LocalServer> health_;
   std::unique_ptr<SocketGuard> worker_guard_, admin_guard_;
   std::unique_ptr<LocalServer> worker_, admin_;
@@ -337,6 +341,9 @@ absl::Status Daemon::Impl::StartServers() {
     SPECTRUMKV_LOG(kInfo, "lifecycle", "model profile", {"profile", profile.name}, {"model", profile.model},
                    {"revision", profile.revision});
   }
+  auto gate = GateKeeper::Open(config_, clock_.get(), metrics_.get());
+  if (!gate.ok()) return gate.status();
+  gate_ = *std::move(gate);
   context_.epoch = epoch_;
   context_.defaults = *std::move(defaults);
   context_.defaults.profiles = *std::move(profiles);
@@ -345,6 +352,7 @@ absl::Status Daemon::Impl::StartServers() {
   context_.metrics = metrics_.get();
   context_.caller_of = [callers = callers_](const std::string& peer) { return callers->Find(peer); };
   context_.backend = backend_;
+  context_.gate = gate_->gate();
   context_.calls = calls_.get();
   context_.compute = compute_.get();
   hooks_.status = [this] { return Status(); };
@@ -362,6 +370,7 @@ absl::Status Daemon::Impl::StartServers() {
   hooks_.certificates = [security = SecurityOf(config_)] { return InspectCertificates(security); };
   hooks_.devices = devices_.get();
   worker_service_ = NewWorkerService(&context_);
+  probe_service_ = NewProbeService(&context_);
   admin_service_ = NewAdminService(&context_, &hooks_);
 
   LocalServer::Options worker;
@@ -380,29 +389,20 @@ absl::Status Daemon::Impl::StartServers() {
       metrics->CountError(MetricStage::kQueue, refused.code());
     });
   }
-  worker.service = worker_service_.get();
+  worker.services = {worker_service_.get(), probe_service_.get()};
   worker.health = worker.reflection = true;
+  if (absl::Status peer = StartPeer(); !peer.ok()) return peer;
+  context_.self_peer = SelfAddress(peer_->address());
   absl::Status status = StartLocal("worker", worker, &worker_guard_, &worker_);
   if (!status.ok()) return status;
   LocalServer::Options admin;
   admin.socket = config_.admin.socket;
   admin.socket_key = "admin.socket";
-  admin.service = admin_service_.get();
+  admin.services = {admin_service_.get()};
   admin.reflection = true;
   status = StartLocal("admin", admin, &admin_guard_, &admin_);
   if (!status.ok()) return status;
 
-  PeerServerOptions peer;
-  peer.listen_address = config_.peer.listen_address;
-  peer.security = SecurityOf(config_);
-  peer.undelivered_timeout_ms = UndeliveredTimeoutMs(config_);
-  peer.version = VersionText();
-  peer.epoch = epoch_;
-  peer.max_message_bytes = config_.peer.max_message_bytes;
-  auto peer_server = PeerServer::Start(peer, transfers_.get());
-  if (!peer_server.ok()) return peer_server.status();
-  peer_ = *std::move(peer_server);
-  if (peer.security.mode == PeerSecurity::Mode::kMtls) WatchCertificates(peer.security);
   auto exposer = MetricsExposer::Start(config_.metrics.listen_address, *metrics_);
   if (!exposer.ok()) return exposer.status();
   exposer_ = *std::move(exposer);
@@ -412,6 +412,21 @@ absl::Status Daemon::Impl::StartServers() {
   addresses_.worker_tcp = worker_->tcp_address();
   addresses_.peer = peer_->address();
   addresses_.metrics = WithPort(config_.metrics.listen_address, exposer_->port());
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::Impl::StartPeer() {
+  PeerServerOptions peer;
+  peer.listen_address = config_.peer.listen_address;
+  peer.security = SecurityOf(config_);
+  peer.undelivered_timeout_ms = UndeliveredTimeoutMs(config_);
+  peer.version = VersionText();
+  peer.epoch = epoch_;
+  peer.max_message_bytes = config_.peer.max_message_bytes;
+  auto server = PeerServer::Start(peer, transfers_.get());
+  if (!server.ok()) return server.status();
+  peer_ = *std::move(server);
+  if (peer.security.mode == PeerSecurity::Mode::kMtls) WatchCertificates(peer.security);
   return absl::OkStatus();
 }
 
@@ -489,6 +504,7 @@ void Daemon::Impl::Stop() {
   compute_.reset();
   control_.reset();
   drain_.reset();
+  gate_.reset();
   transfers_.reset();
   transport_.reset();
   pools_.reset();

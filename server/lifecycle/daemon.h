@@ -19,7 +19,7 @@ class Runtime;
 class Daemon {
  public:
   // Start order: log, metrics, codec backend and its self-test, clock and executors, staging slots, GPUs, pools, transport,
-  // transfers, then the servers: health first, so that probes see it starting, worker, admin, peer, metrics. Ready when
+  // transfers, verdicts, then the servers: health first, so that probes see it starting, peer, worker, admin, metrics. Ready when
   // it returns; what was started is stopped again when a later part fails. Errors: those of the parts;
   // FAILED_PRECONDITION BACKEND_UNAVAILABLE, SELF_TEST_FAILED.
   // `gpus`: what reaches the GPUs; null: this process's CUDA runtime. Borrowed.

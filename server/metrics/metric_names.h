@@ -31,6 +31,8 @@ enum class MetricId {
   kHandshakeFailures,
   kConnectionsRefused,
   kQuotaRefusals,
+  kGateDecisions,
+  kProbeTrials,
   kFirstToken,
   kTransferDuration,
   kFirstLayerReady,
@@ -45,6 +47,7 @@ enum class MetricId {
   kCertificateExpiry,
   kDraining,
   kProcessStart,
+  kGateVerdicts,
   kBuildInfo,
   kCodecInfo,
   kCount  // not a metric

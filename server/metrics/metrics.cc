@@ -96,6 +96,11 @@ void Metrics::CountConnectionRefused(MetricRefusal reason) {
 }
 void Metrics::CountQuotaRefused(MetricQuota quota) { impl_->Add(MetricId::kQuotaRefusals, At(quota), 1); }
 
+void Metrics::CountGate(MetricGate decision) { impl_->Add(MetricId::kGateDecisions, At(decision), 1); }
+void Metrics::AddTrials(MetricTrial kind, MetricTrialOutcome outcome, uint64_t trials) {
+  impl_->Add(MetricId::kProbeTrials, At(kind) * kMetricTrialOutcomes + At(outcome), static_cast<double>(trials));
+}
+
 void Metrics::ObserveStage(MetricStage stage, double seconds) {
   impl_->Observe(MetricId::kStageDuration, At(stage), seconds);
 }
@@ -127,6 +132,10 @@ void Metrics::SetStagingBytes(MetricStaging state, uint64_t bytes) {
 }
 void Metrics::SetCertificateExpiry(double unix_seconds) { impl_->Set(MetricId::kCertificateExpiry, 0, unix_seconds); }
 void Metrics::SetDraining(bool draining) { impl_->Set(MetricId::kDraining, 0, draining ? 1 : 0); }
+
+void Metrics::SetGateVerdicts(MetricTier tier, MetricVerdict verdict, uint64_t verdicts) {
+  impl_->Set(MetricId::kGateVerdicts, At(tier) * kMetricVerdicts + At(verdict), static_cast<double>(verdicts));
+}
 
 std::string Metrics::Render() const { return prometheus::TextSerializer().Serialize(impl_->Collect()); }
 

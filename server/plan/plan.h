@@ -56,6 +56,14 @@ struct ModelProfile {
   std::array<double, kTierCount> k_errors{}, v_errors{};
 };
 
+// What the quality gate (server/probe) made of a policy.
+enum class GateAction { kOpen, kWarned, kOverridden, kNarrowed };
+struct GateOutcome {
+  GateAction action = GateAction::kOpen;
+  // Tiers that are closed to the model. With kNarrowed the planner refuses them.
+  std::vector<Tier> closed;
+};
+
 // Resolved policy: no "default" left in it.
 struct Policy {
   double budget = 0.5;  // of raw KV bytes, hard, everything counted; in (0, kMaxBudget]
@@ -79,13 +87,18 @@ struct Policy {
   bool strict_budget = false;
   bool payload_only = false;
   ModelProfile profile;
+  GateOutcome gate;
 };
+
+// Tiers that the policy's allocator may give a token, in no order: of `tiers`, or the one it has. Of any policy.
+std::vector<Tier> TiersInUse(const Policy& policy);
 
 // Finite budget in range, tiers not empty and unique, scores finite and non-negative and of the right length (given
 // at all where they are the source of importance), lambda finite and >= 0, an 8-bit tier for TWO_TIER; where the budget
 // is to be chosen, a target and a least budget in range, no payload_only and an allocator that is BudgetDecides.
 // InvalidArgument otherwise, with reasons INVALID_BUDGET, INVALID_TIERS, INVALID_SCORES, INVALID_DECAY, INVALID_POLICY,
-// INVALID_PROFILE; the message names field, value and limit. UNIFORM and RAW use their tier whether or not `tiers` lists it.
+// INVALID_PROFILE; the message names field, value and limit. FailedPrecondition QUALITY_GATE_CLOSED where a tier in use is
+// closed to the model and neither the gate nor the policy lets that pass. UNIFORM and RAW use their tier whether or not `tiers` lists it.
 absl::Status CheckPolicy(const Policy& policy, uint32_t tokens, uint32_t layers);
 
 // Must the whole source be looked at to choose the tokens that travel? Key norms of those that may be dropped, or what

@@ -1,4 +1,5 @@
 // Names of the policy's enums, and the checks of its values.
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -126,7 +127,32 @@ absl::Status CheckProfile(const ModelProfile& profile, uint32_t layers) {
   return status.ok() ? CheckLayerValues(profile.layer_budgets, "layer_budgets", layers) : status;
 }
 
+absl::Status CheckGate(const Policy& policy) {
+  if (policy.gate.action != GateAction::kNarrowed) return absl::OkStatus();
+  std::string refused;
+  for (const Tier tier : TiersInUse(policy)) {
+    if (std::find(policy.gate.closed.begin(), policy.gate.closed.end(), tier) == policy.gate.closed.end()) continue;
+    refused += std::string(refused.empty() ? "" : ", ") + TierName(tier);
+  }
+  if (refused.empty()) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, "QUALITY_GATE_CLOSED",
+                   "the quality gate (quality.gate) is closed to this model for " + refused +
+                       ": no probe (ProbeService) has opened it; policy.override_quality_gate passes it",
+                   {{"gate", "quality.gate"}, {"tiers", refused}});
+}
+
 }  // namespace
+
+std::vector<Tier> TiersInUse(const Policy& policy) {
+  switch (policy.allocator) {
+    case Allocator::kRaw:
+    case Allocator::kPdTrim:
+    case Allocator::kSlidingWindowSink: return {Tier::kRaw};
+    case Allocator::kUniform: return {policy.uniform_tier};
+    case Allocator::kTwoTier: return {Tier::kRaw, EightBitTier(policy.tiers)};
+    default: return policy.tiers;
+  }
+}
 
 bool ScanChooses(const Policy& policy, bool layerwise) {
   const bool by_keys = (policy.importance == ImportanceSource::kKeyNorm ||
@@ -192,6 +218,7 @@ absl::Status CheckPolicy(const Policy& policy, uint32_t tokens, uint32_t layers)
                    {{"budget", std::to_string(policy.budget)}});
   }
   if (absl::Status status = CheckTiers(policy); !status.ok()) return status;
+  if (absl::Status status = CheckGate(policy); !status.ok()) return status;
   if (absl::Status status = CheckAutoBudget(policy); !status.ok()) return status;
   if (!std::isfinite(policy.decay_lambda) || policy.decay_lambda < 0) {
     return Invalid("INVALID_DECAY", "policy.importance.decay_lambda is " + std::to_string(policy.decay_lambda) +

@@ -106,6 +106,12 @@ v1::TransferState StateToProto(TransferState state);
 void TierCountsToProto(const TierTotals& totals, google::protobuf::RepeatedPtrField<v1::TierCount>* out);
 void TokenRunsToProto(const std::vector<TokenRange>& runs, google::protobuf::RepeatedPtrField<v1::TokenRun>* out);
 void BudgetChoiceToProto(const BudgetChoice& choice, v1::BudgetChoice* out);
+// To gate_action and closed_tiers of a TransferReport or a PlanResponse.
+template <typename Message>
+void GateToProto(const GateOutcome& gate, Message* out) {
+  out->set_gate_action(static_cast<v1::GateAction>(gate.action));
+  for (const Tier tier : gate.closed) out->add_closed_tiers(TierToProto(tier));
+}
 void ReportToProto(const TransferReport& report, v1::TransferReport* out);
 
 }  // namespace spectrumkv

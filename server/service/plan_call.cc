@@ -9,6 +9,7 @@
 #include "server/plan/distortion.h"
 #include "server/scan/device_scan.h"
 #include "server/scan/scan.h"
+#include "server/service/gate_call.h"
 #include "server/transfer/attend.h"
 #include "server/transfer/predict.h"
 #include "server/transfer/shape.h"
@@ -201,16 +202,17 @@ absl::StatusOr<std::unique_ptr<BlockHold>> HoldFor(const ServiceContext& context
 
 // Which rates the request means; what it says of the link goes first. Without a peer, as for Publish.
 Measured MeasuredFor(const ServiceContext& context, const v1::PlanRequest& request) {
-  Measured measured = context.transfers->MeasuredOf(request.peer());
+  Measured measured = context.transfers->MeasuredOf(PeerOf(context, request.peer()).value_or(request.peer()));
   if (request.has_link_bytes_per_second()) measured.link = request.link_bytes_per_second();
   return measured;
 }
 
-absl::Status CheckLink(const v1::PlanRequest& request) {
+absl::Status CheckLink(const ServiceContext& context, const v1::PlanRequest& request) {
   if (request.has_link_bytes_per_second()) {
     if (absl::Status rate = CheckLinkRate(request.link_bytes_per_second()); !rate.ok()) return rate;
   }
-  return request.peer().empty() ? absl::OkStatus() : CheckPeerAddress(request.peer());
+  if (request.peer().empty() || PeerOf(context, request.peer()).ok()) return absl::OkStatus();
+  return CheckPeerAddress(request.peer());
 }
 
 void PredictTime(const v1::PlanRequest& request, const TransferShape& shape, const PlanBatch& batch, SourceReads reads,
@@ -241,9 +243,11 @@ absl::Status PlanNow(const ServiceContext& context, const Caller& caller, const 
                      v1::PlanResponse* response) {
   auto policy = PolicyFromProto(request.policy(), context.defaults.policy);
   if (!policy.ok()) return policy.status();
-  if (absl::Status link = CheckLink(request); !link.ok()) return link;
+  if (absl::Status link = CheckLink(context, request); !link.ok()) return link;
   const auto hold = HoldFor(context, caller, request);
   if (!hold.ok()) return hold.status();
+  JudgePolicy(context, caller, (*hold)->schema(), request.policy(), &*policy);
+  GateToProto(policy->gate, response);
   std::vector<LayerPlace> places;
   const std::vector<PlanLayer> layers = PlanLayersOf((*hold)->schema(), &places);
   if (policy->allocator == Allocator::kOptimal) {
@@ -271,7 +275,7 @@ absl::Status PlanNow(const ServiceContext& context, const Caller& caller, const 
   // As a sender does.
   const bool scan_chooses = ScanChooses(*policy, /*layerwise=*/false);
   auto planner = Planner::Create(*policy, layers, request.token_count(), scan_chooses ? &all : nullptr);
-  if (!planner.ok()) return planner.status();
+  if (!planner.ok()) return WithGate(policy->gate, planner.status());
   const TransferShape& shape = planner->shape();
   std::vector<LayerScan> scan;
   for (const LayerScan& layer : all) {  // where there are spreads all tokens are kept
@@ -282,7 +286,7 @@ absl::Status PlanNow(const ServiceContext& context, const Caller& caller, const 
   std::vector<uint32_t> chunks(planner->cuts().size());
   std::iota(chunks.begin(), chunks.end(), 0);
   const auto batch = planner->Plan(chunks, scan);
-  if (!batch.ok()) return batch.status();
+  if (!batch.ok()) return WithGate(policy->gate, batch.status());
   const uint64_t kv_bytes = KvBytesOf(shape);
   response->set_kv_bytes(kv_bytes);
   response->set_wire_bytes(batch->wire_bytes);

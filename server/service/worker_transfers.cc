@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "server/service/gate_call.h"
 #include "server/service/worker_calls.h"
 #include "server/transfer/shape.h"
 
@@ -56,7 +57,11 @@ absl::Status OpenSender(const ServiceContext& context, const Caller& caller, con
     const std::vector<PlanLayer> layers = PlanLayersOf(spec.source->schema(), &places);
     spec.policy.profile = ProfileOf(context.defaults.profiles, spec.source->schema(), layers);
   }
-  return context.transfers->StartSender(std::move(spec));
+  JudgePolicy(context, caller, spec.source->schema(), request.policy(), &spec.policy);
+  const GateOutcome gate = spec.policy.gate;
+  const absl::Status started = WithGate(gate, context.transfers->StartSender(std::move(spec)));
+  CountGateDecision(context, gate, started);
+  return started;
 }
 
 template <typename Request>
@@ -100,8 +105,8 @@ UnaryReactor* SendTransfer(const ServiceContext* context, CallContext* call, con
   response->set_epoch(context->epoch);
   const Caller caller = CallerOf(*context, *call);
   return RunCall(context, call, [=] {
-    const absl::Status peer = CheckPeerAddress(request->peer(), context->defaults.allowed_hosts);
-    return peer.ok() ? OpenSender(*context, caller, *request, request->peer()) : peer;
+    const auto peer = PeerOf(*context, request->peer());
+    return peer.ok() ? OpenSender(*context, caller, *request, *peer) : peer.status();
   });
 }
 
@@ -124,8 +129,8 @@ UnaryReactor* FetchTransfer(const ServiceContext* context, CallContext* call, co
   response->set_epoch(context->epoch);
   const Caller caller = CallerOf(*context, *call);
   return RunCall(context, call, [=] {
-    const absl::Status peer = CheckPeerAddress(request->peer(), context->defaults.allowed_hosts);
-    return peer.ok() ? OpenReceiver(*context, caller, *request, request->peer()) : peer;
+    const auto peer = PeerOf(*context, request->peer());
+    return peer.ok() ? OpenReceiver(*context, caller, *request, *peer) : peer.status();
   });
 }
 

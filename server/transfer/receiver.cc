@@ -69,7 +69,10 @@ ReceiverTransfer::ReceiverTransfer(TransferSetup setup, ReceiverSpec spec)
       exact_conversion_(spec.exact_conversion),
       fence_(RandomU64()),
       on_device_(target_->device() != nullptr) {
-  UpdateReport([&](TransferReport& r) { r.tokens = target_->token_count(); });
+  UpdateReport([&](TransferReport& r) {
+    r.tokens = target_->token_count();
+    r.pool_id = spec.pool_id;
+  });
   if (on_device_) ReportDevice();
 }
 

@@ -20,6 +20,7 @@ const char* StageName(Stage stage);
 
 struct TransferReport {
   std::string transfer_id;
+  std::string pool_id;  // of the blocks here
   Role role = Role::kSender;
   TransferState state = TransferState::kWaiting;
   absl::Status error;  // not OK for FAILED, CANCELLED, EXPIRED
@@ -44,6 +45,7 @@ struct TransferReport {
   // Of a sender: the link as this transfer saw it, and as the daemon knew it afterwards; the budget it chose.
   std::optional<double> measured_link, link;
   std::optional<BudgetChoice> choice;
+  GateOutcome gate;  // of a sender
 
   // Bytes of the tokens that travelled, by the family of their tier; as if all layers were alike.
   ByFamily KvBytesByFamily() const;

@@ -44,6 +44,8 @@ SenderTransfer::SenderTransfer(TransferSetup setup, SenderSpec spec)
     if (policy_.allocator == Allocator::kOptimal) r.model_profile = policy_.profile.name;
     r.source_guard = source_->has_generations() ? "generations" : "none";
     r.choice = spec.choice;
+    r.pool_id = spec.pool_id;
+    r.gate = policy_.gate;
   });
   if (Device* const device = source_->device()) {
     ReportDevice();

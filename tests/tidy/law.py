@@ -33,6 +33,8 @@ LAW = {
     "server/memory": Rule(("server/base", "kernels/cuda"), ("absl",)),
     "server/pool": Rule(("server/base", "server/memory", "kernels/format"), ("absl",)),
     "server/plan": Rule(("server/base", "kernels/format", "kernels/codec"), ("absl",), CLOCK_AND_IO),
+    # Trials and verdicts; moves nothing.
+    "server/probe": Rule(("server/base", "server/plan", "kernels/format"), ("absl",)),
     "server/scan": Rule(("server/base", "server/memory", "server/pool", "server/plan", *KERNELS), ("absl",)),
     "server/encode": Rule(("server/base", "server/memory", "server/pool", "server/plan", *KERNELS), ("absl",)),
     # Moves opaque chunks: knows no tier, so neither the planner nor the codecs.
@@ -41,10 +43,10 @@ LAW = {
     "server/transfer": Rule(("server/base", "server/metrics", "server/memory", "server/pool", "server/scan",
                              "server/plan", "server/encode", "server/stream", "server/decode", *KERNELS), ("absl",)),
     "server/service": Rule(("server/base", "server/config", "server/metrics", "server/memory", "server/pool",
-                            "server/scan", "server/plan", "server/stream", "server/transfer", *KERNELS),
+                            "server/scan", "server/plan", "server/probe", "server/stream", "server/transfer", *KERNELS),
                            ("absl", "grpc", "proto")),
     "server/lifecycle": Rule(("server/base", "server/config", "server/metrics", "server/memory", "server/pool",
-                              "server/scan", "server/plan", "server/encode", "server/stream", "server/decode",
+                              "server/scan", "server/plan", "server/probe", "server/encode", "server/stream", "server/decode",
                               "server/transfer", "server/service", "cmake", *KERNELS), ("absl", "grpc")),
     "server": Rule(("server/lifecycle", "server/config", "server/base", "cmake"), ("absl",)),  # main.cc
     "client/cpp": Rule((), ("absl", "grpc", "proto")),

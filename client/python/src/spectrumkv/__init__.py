@@ -10,6 +10,7 @@ from spectrumkv.generations import BlockGenerations
 from spectrumkv.groups import Group, block_runs
 from spectrumkv.policies import policy, recent_queries, tier_name
 from spectrumkv.pools import CudaPool, DaemonOwnedPool, Pool, SharedMemoryPool
+from spectrumkv.probe import ProbeModel, round_trip, run_probe
 from spectrumkv.segment import SharedSegment, sweep_stale_segments
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "DaemonOwnedPool",
     "Group",
     "Pool",
+    "ProbeModel",
     "SharedMemoryPool",
     "SharedSegment",
     "SpectrumKVError",
@@ -27,6 +29,8 @@ __all__ = [
     "policy",
     "recent_queries",
     "retry",
+    "round_trip",
+    "run_probe",
     "sweep_stale_segments",
     "tier_name",
 ]

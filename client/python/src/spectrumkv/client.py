@@ -13,7 +13,15 @@ from spectrumkv.cuda import ExportedMemory
 from spectrumkv.errors import SpectrumKVError, TransferFailed, rpc, rpc_errors
 from spectrumkv.groups import Group, block_runs
 from spectrumkv.pools import CudaPool, DaemonOwnedPool, Pool, SharedMemoryPool
-from spectrumkv.v1 import policy_pb2, report_pb2, schema_pb2, worker_service_pb2, worker_service_pb2_grpc
+from spectrumkv.v1 import (
+    policy_pb2,
+    probe_service_pb2,
+    probe_service_pb2_grpc,
+    report_pb2,
+    schema_pb2,
+    worker_service_pb2,
+    worker_service_pb2_grpc,
+)
 
 # Block ids in token order: of group 0, or of each group.
 Blocks = Sequence[int] | Mapping[int, Sequence[int]]
@@ -48,8 +56,9 @@ class Client:
         calls = grpc.intercept_channel(self._channel, BearerToken(read_token(token_file))) if token_file else self._channel
         self.timeout_s = timeout_s
         self.closed = False
-        # The generated stub, for what has no method here.
+        # The generated stubs, for what has no method here.
         self.worker: Any = worker_service_pb2_grpc.WorkerServiceStub(calls)
+        self.probes: Any = probe_service_pb2_grpc.ProbeServiceStub(calls)
 
     def shared_memory_pool(self, groups: Sequence[Group], *, model: str, **options: Any) -> SharedMemoryPool:
         """Makes a shared memory segment for `groups` and registers it; options are those of SharedMemoryPool."""
@@ -86,7 +95,7 @@ class Client:
         policy: policy_pb2.Policy | None = None, token: bytes = b"", deadline_ms: int = 0, layerwise: bool = False,
         written_event: bytes = b"",
     ) -> None:  # fmt: skip
-        """Pushes blocks to the daemon at `peer` ("host:port"), whose worker calls expect.
+        """Pushes blocks to the daemon at `peer` ("host:port", or "self"), whose worker calls expect.
 
         token: empty or 16 bytes, the same as given to expect. layerwise: nothing is written yet, advance tells.
         Otherwise the blocks are final, and must not be written until the transfer is terminal. written_event: of a pool on
@@ -205,6 +214,23 @@ class Client:
             transfer=_key(transfer_id, role), time_to_first_token_seconds=seconds
         )
         rpc(self.worker.ReportFirstToken, request, self.timeout_s)
+
+    def report_trials(
+        self, probe_id: str, results: Sequence[probe_service_pb2.TrialResult]
+    ) -> list[probe_service_pb2.Verdict]:
+        """Ends a probe (spectrumkv.probe); its verdicts, which hold from now on."""
+        request = probe_service_pb2.ReportTrialsRequest(probe_id=probe_id, results=results)
+        return list(rpc(self.probes.ReportTrials, request, self.timeout_s).verdicts)
+
+    def verdicts(self, model: str = "") -> list[probe_service_pb2.Verdict]:
+        """Which tiers probes have opened or closed to a model, or to all: own ones, and those of the daemon's user."""
+        request = probe_service_pb2.ListVerdictsRequest(model=model)
+        return list(rpc(self.probes.ListVerdicts, request, self.timeout_s).verdicts)
+
+    def delete_verdicts(self, model: str, revision: str = "") -> int:
+        """Forgets own verdicts on a model, of one revision or all; how many there were."""
+        request = probe_service_pb2.DeleteVerdictsRequest(model=model, revision=revision)
+        return int(rpc(self.probes.DeleteVerdicts, request, self.timeout_s).deleted)
 
     def close(self) -> None:
         """Closes the connection; calls that are waiting, and later ones, raise CANCELLED. Idempotent.

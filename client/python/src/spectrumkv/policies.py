@@ -27,6 +27,7 @@ def policy(
     sinks: int | None = None,
     strict_budget: bool = False,
     payload_only: bool = False,
+    override_quality_gate: bool = False,
 ) -> policy_pb2.Policy:
     """How the tokens of a transfer are coded. What is not given is the daemon's default.
 
@@ -45,10 +46,14 @@ def policy(
         with importance="RECENT_QUERIES" and gives them with advance.
     decay_lambda: importance of token j of n is multiplied by exp(-decay_lambda * (n - j)).
     sinks: tokens at the front that are always RAW.
+    override_quality_gate: use tiers although no probe has opened them to this model; the report says so.
 
     Raises ValueError for a name that does not exist, and for target_seconds or min_budget without budget="auto".
     """
-    message = policy_pb2.Policy(random_seed=random_seed, strict_budget=strict_budget, payload_only=payload_only)
+    message = policy_pb2.Policy(
+        random_seed=random_seed, strict_budget=strict_budget, payload_only=payload_only,
+        override_quality_gate=override_quality_gate,
+    )  # fmt: skip
     if budget == "auto":
         if target_seconds is None:
             raise ValueError('budget="auto" needs target_seconds')
