@@ -76,7 +76,7 @@ def table(rows):
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
 
 
-def document(args, rows):
+def document(args, rows, load):
     model = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
     versions = [line.strip() for line in (HERE / "peers" / "requirements.txt").read_text().splitlines()
                 if line.strip() and not line.startswith(("#", "numpy"))]  # fmt: skip
@@ -98,8 +98,10 @@ def document(args, rows):
         " transfer fails with `PEER_GONE`: who listens at that address later has another epoch and nothing of this"
         " transfer. The receiver cannot dial; it gives a sender whose connection broke the progress timeout to come back."
         " A peer that stops is known by its silence alone, for the same time.", "",
-        "Machine: %s, %d cores, Linux %s. Date: %s. Command: `scripts/compare-failures %s --write`. Peers: %s." % (
-            model, os.cpu_count(), platform.release(), datetime.date.today().isoformat(), options, ", ".join(versions)), "",
+        "Machine: %s, %d cores, Linux %s, load average %.1f when the runs began. Date: %s. Command:"
+        " `scripts/compare-failures %s --write`. Peers: %s." % (
+            model, os.cpu_count(), platform.release(), load, datetime.date.today().isoformat(), options,
+            ", ".join(versions)), "",
     ])  # fmt: skip
 
 
@@ -111,7 +113,7 @@ def main():
     if "ours" in args.systems and importlib.util.find_spec("spectrumkv") is None:
         print("SKIPPED: no Python environment; scripts/install-deps makes one")
         return SKIPPED
-    rows, failed = [], []
+    rows, failed, load = [], [], os.getloadavg()[0]
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         kinds = [(s, f, b) for s in args.systems for f in FAULTS for b in SEEN_BY[s]]
         begun = {kind: [pool.submit(run_case, args, *kind) for _ in range(args.runs)] for kind in kinds}
@@ -124,7 +126,7 @@ def main():
     for words in failed:
         print("FAILED: %s" % words, file=sys.stderr)
     if args.write and not failed:
-        (ROOT / "docs" / "failures.md").write_text(document(args, rows))
+        (ROOT / "docs" / "failures.md").write_text(document(args, rows, load))
         print("docs/failures.md is written")
     return 1 if failed else 0
 
