@@ -21,8 +21,8 @@ TEST(CleanText, KeepsWhatMayBeShownAndNothingElse) {
                {"\xff\xfe", "??"},
                {"\xc3", "?"},
                {"\xe2\x82", "??"},
-               {"\xc0\xaf", "??"},          // overlong
-               {"\xed\xa0\x80", "???"},     // a surrogate
+               {"\xc0\xaf", "??"},             // overlong
+               {"\xed\xa0\x80", "???"},        // a surrogate
                {"\xf4\x90\x80\x80", "????"}};  // beyond U+10FFFF
   for (const auto& one : cases) EXPECT_EQ(CleanText(one.text, 1000), one.shown);
 }
