@@ -1,14 +1,12 @@
 #include "server/lifecycle/daemon.h"
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <string>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include "cmake/version.h"
