@@ -68,7 +68,8 @@ class Podman:
         return self.run("image", "exists", image, check=False).returncode == 0
 
     def inspect(self, kind, name):
-        return json.loads(self.run(kind, "inspect", name).stdout)[0]
+        told = json.loads(self.run(kind, "inspect", name).stdout)
+        return told[0] if isinstance(told, list) else told  # one pod is no list
 
     def size(self, image):
         return self.inspect("image", image)["Size"]

@@ -33,6 +33,8 @@ class Pods:
     - fsGroup: an init container gives the shared folders to the group, as the kubelet does;
     - projected volumes: the certificates are a folder of this machine, with the mode and the group they would have;
     - probes and hooks: the test asks and runs the commands of the manifest itself;
+    - folders of a pod have its name in theirs: podman would give two pods the same one;
+    - ports are left out: podman would publish them on this machine;
     - `medium: Memory` is ignored: sharing and permissions are real, tmpfs and its accounting are not.
     """
 
@@ -47,7 +49,7 @@ class Pods:
     def _volumes(self, role):
         for volume in pod_of(self.deployment(role))["volumes"]:
             if "emptyDir" in volume:
-                yield {"name": volume["name"], "emptyDir": {}}
+                yield {"name": f"{role}-{volume['name']}", "emptyDir": {}}
             elif "projected" in volume:
                 yield {"name": volume["name"], "hostPath": {"path": str(self.certificates), "type": "Directory"}}
             else:
@@ -58,9 +60,12 @@ class Pods:
         deployment = self.deployment(role)
         sidecar, worker = sidecar_of(deployment), worker_of(deployment)
         for container, image in ((sidecar, IMAGE), (worker, WORKER)):
-            for key in ("startupProbe", "readinessProbe", "livenessProbe", "lifecycle"):
+            for key in ("startupProbe", "readinessProbe", "livenessProbe", "lifecycle", "ports"):
                 container.pop(key, None)
             container.update(image=image, imagePullPolicy="Never")
+            for mount in container["volumeMounts"]:
+                if not mount.get("readOnly"):
+                    mount["name"] = f"{role}-{mount['name']}"
         sidecar.pop("restartPolicy")
         # Another user than the sidecar's, and the one that engines' images have most often.
         worker["securityContext"] = {"runAsUser": 0}

@@ -58,7 +58,7 @@ class PodsTest(unittest.TestCase):
     def test_1_kv_moves_over_mutual_tls(self):
         for role in ("prefill", "decode"):
             until(lambda role=role: self.pods.serving(role, "readiness"))
-            self.assertEqual(self.pods.status(role)["peerSecurity"], "mtls")
+            self.assertEqual(self.pods.status(role)["peer_security"], "mtls")
         self.more()
         first = self.committed()[:WANTED]
         raw, coded = [e for e in first if e["request"] % 2 == 0], [e for e in first if e["request"] % 2]
@@ -66,7 +66,7 @@ class PodsTest(unittest.TestCase):
         self.assertTrue(all(e["wire_bytes"] <= 0.3 * e["kv_bytes"] for e in coded))
         for role, side in (("prefill", "sender"), ("decode", "receiver")):
             metrics = self.pods.metrics(role)
-            done = metrics[f'spectrumkv_transfers_total{{outcome="committed",role="{side}"}}']
+            done = metrics[f'spectrumkv_transfers_total{{role="{side}",outcome="committed"}}']
             self.assertGreaterEqual(done, WANTED)
             self.assertGreater(metrics["spectrumkv_certificate_expiry_timestamp_seconds"], time.time())
         print(f"{len(first)} requests of {first[0]['kv_bytes'] / 1e6:.1f} MB between two pods, all words right")
@@ -138,7 +138,7 @@ class PodsTest(unittest.TestCase):
         left = self.pods.execute(role, "spectrumkvd", "ls", "/dev/shm").stdout.split()
         self.assertEqual([name for name in left if name.startswith("spectrumkv-kv-")], [], "names of segments are left")
         status = self.pods.status(role)
-        self.assertEqual((int(status.get("pools", 0)), int(status.get("inflightTransfers", 0))), (0, 0))
+        self.assertEqual((int(status.get("pools", 0)), int(status.get("inflight_transfers", 0))), (0, 0))
         self.podman.run("stop", "--time", "70", self.pods.name(role, "spectrumkvd"))
         self.assertEqual(self.pods.state(role, "spectrumkvd")["ExitCode"], 0)
 
