@@ -47,6 +47,10 @@ std::string Who(const HostFacts::Directory& place) {
          std::to_string(place.gid) + ")";
 }
 
+bool MayEnter(const HostFacts::Directory& directory, uint32_t uid, uint32_t gid) {
+  return MayReach({{"", 0777, uid, gid}, directory}, uid, gid);
+}
+
 // A worker of this user and group: may it connect?
 Finding Worker(const DaemonFacts& daemon, uint32_t uid, uint32_t gid) {
   const auto& path = daemon.worker_socket;
@@ -57,17 +61,8 @@ Finding Worker(const DaemonFacts& daemon, uint32_t uid, uint32_t gid) {
     f.what = "is not one of worker.allowed_uids";
     f.advice = "add it there and restart the daemon";
   } else if (!MayReach(path, uid, gid)) {
-    size_t at = 0;
-    for (size_t i = path.size(); i-- > 0;) {
-      if (!MayReach({path.begin() + static_cast<std::ptrdiff_t>(i), path.end()}, uid, gid) && i > 0) {
-        // Directories want execution, the socket alone writing.
-        std::vector<HostFacts::Directory> one = {{"", 0777, uid, gid}, path[i]};
-        if (!MayReach(one, uid, gid)) {
-          at = i;
-          break;
-        }
-      }
-    }
+    size_t at = path.size() - 1;
+    while (at > 0 && MayEnter(path[at], uid, gid)) --at;
     f.level = Level::kProblem;
     f.what = "group " + std::to_string(gid) + " cannot get to the socket: " + Who(path[at]);
     f.advice = at == 0 ? "worker.socket_mode 0660 and a common group (fsGroup, supplementalGroups)"
@@ -91,7 +86,7 @@ std::vector<Finding> Sockets(const DaemonFacts& daemon, const DoctorOptions& opt
     f.what += ": for group " + std::to_string(path[0].gid);
     constexpr uint32_t kNobody = 0xfffffffe;
     const auto closed = std::find_if(path.begin() + 1, path.end(), [&](const HostFacts::Directory& place) {
-      return !MayReach({{"", 0777, kNobody, path[0].gid}, place}, kNobody, path[0].gid);
+      return !MayEnter(place, kNobody, path[0].gid);
     });
     if (closed != path.end()) {
       f.level = Level::kProblem;

@@ -16,7 +16,9 @@ constexpr uint64_t kSmallShmBytes = uint64_t{1} << 30;
 constexpr uint64_t kOtherDescriptors = 256, kDescriptorsOfAPool = 4;
 constexpr uint64_t kLittleMemoryBytes = 256 << 20;
 constexpr uint64_t kEnoughPeriods = 100;
-constexpr double kMuchThrottled = 0.05, kFullShare = 0.95;
+constexpr double kMuchThrottled = 0.05;
+// A file system with less free than one part in so many is full.
+constexpr uint64_t kFullParts = 20;
 
 std::string Limit(uint64_t value) { return value == kUnlimited ? "unlimited" : std::to_string(value); }
 
@@ -33,7 +35,7 @@ Finding SharedMemory(const HostFacts::Filesystem& shm) {
     f.level = Level::kProblem;
     f.what += ": the default of container runtimes";
     f.advice = "an emptyDir with medium Memory and a sizeLimit as large as the KV cache (docker, podman: --shm-size)";
-  } else if (static_cast<double>(shm.total_bytes - shm.free_bytes) > kFullShare * static_cast<double>(shm.total_bytes)) {
+  } else if (shm.free_bytes < shm.total_bytes / kFullParts) {
     f.level = Level::kWarning;
     f.what += ": nearly full";
     f.advice = "spectrumkvctl segments sweep takes away what killed workers left; else a larger sizeLimit";

@@ -417,6 +417,7 @@ void Daemon::Impl::Stop() {
   CountHandshakeFailuresIn(nullptr);
   // Transfers end while both sides can still be told.
   if (transfers_ != nullptr) transfers_->Shutdown();
+  if (transport_ != nullptr) transport_->StopProbes();
   // Before the worker server, whose health a Drain call sets.
   if (admin_ != nullptr) admin_->Shutdown(kServerGraceMs);
   if (worker_ != nullptr) worker_->Shutdown(kServerGraceMs);

@@ -178,12 +178,17 @@ class GrpcTransport::Impl {
     return result;
   }
 
+  void StopProbes() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    for (grpc::ClientContext* probe : probes_) probe->TryCancel();
+  }
+
   bool Shutdown() {
+    StopProbes();
     env_.Stop(MakeError(absl::StatusCode::kUnavailable, "SHUTTING_DOWN", "this endpoint is shutting down"));
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      stopping_ = true;
-      for (grpc::ClientContext* probe : probes_) probe->TryCancel();
       connections_.clear();
       recent_.clear();
     }
@@ -292,6 +297,8 @@ void GrpcTransport::GiveUp(const std::string& peer_address) { impl_->GiveUp(peer
 absl::StatusOr<ProbeResult> GrpcTransport::Probe(const std::string& peer_address, int64_t timeout_ms) {
   return impl_->Probe(peer_address, timeout_ms);
 }
+
+void GrpcTransport::StopProbes() { impl_->StopProbes(); }
 
 void GrpcTransport::Shutdown() { impl_->Shutdown(); }
 

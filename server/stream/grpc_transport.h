@@ -40,9 +40,11 @@ class GrpcTransport final : public Transport {
   void GiveUp(const std::string& peer_address) override;
 
   // Looks at a peer on a connection of its own. Blocks: at most timeout_ms until the peer has answered, then about a second;
-  // Shutdown breaks it off. Errors: those of OpenControl's OnClosed; UNIMPLEMENTED NOT_A_PEER also where the peer is a
+  // StopProbes breaks it off. Errors: those of OpenControl's OnClosed; UNIMPLEMENTED NOT_A_PEER also where the peer is a
   // daemon from before there was Probe. Not from a callback.
   absl::StatusOr<ProbeResult> Probe(const std::string& peer_address, int64_t timeout_ms);
+  // None goes on, and none begins any more. Shutdown does it, too; before a server ends whose calls wait for them.
+  void StopProbes();
 
   // Reads the security's files again; true where they have changed. New connections use them from then on, those there
   // are end with their streams. Where it fails, all is as it was. Thread-safe.
