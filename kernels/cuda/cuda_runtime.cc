@@ -3,26 +3,39 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 
 #include "kernels/cuda/runtime.h"
 
 namespace spectrumkv::gpu {
 namespace {
 
-static_assert(kSuccess == cudaSuccess && kInvalidValue == cudaErrorInvalidValue);
-static_assert(kOutOfMemory == cudaErrorMemoryAllocation && kInitializationError == cudaErrorInitializationError);
-static_assert(kInsufficientDriver == cudaErrorInsufficientDriver && kDevicesUnavailable == cudaErrorDevicesUnavailable);
-static_assert(kNoDevice == cudaErrorNoDevice && kInvalidDevice == cudaErrorInvalidDevice);
-static_assert(kContextUninitialized == cudaErrorDeviceUninitialized && kMapFailed == cudaErrorMapBufferObjectFailed);
-static_assert(kNoKernelImage == cudaErrorNoKernelImageForDevice && kEccUncorrectable == cudaErrorECCUncorrectable);
-static_assert(kInvalidHandle == cudaErrorInvalidResourceHandle && kNotReady == cudaErrorNotReady);
-static_assert(kIllegalAddress == cudaErrorIllegalAddress && kLaunchTimeout == cudaErrorLaunchTimeout);
-static_assert(kTooManyPeers == cudaErrorTooManyPeers && kHardwareStack == cudaErrorHardwareStackError);
-static_assert(kIllegalInstruction == cudaErrorIllegalInstruction && kMisalignedAddress == cudaErrorMisalignedAddress);
-static_assert(kLaunchFailure == cudaErrorLaunchFailure && kNotPermitted == cudaErrorNotPermitted);
-static_assert(kNotSupported == cudaErrorNotSupported && kSystemNotReady == cudaErrorSystemNotReady);
-static_assert(kDriverMismatch == cudaErrorSystemDriverMismatch && kUnknownError == cudaErrorUnknown);
+constexpr bool Same(ErrorCode ours, cudaError_t theirs) { return static_cast<int>(ours) == static_cast<int>(theirs); }
+static_assert(Same(kSuccess, cudaSuccess));
+static_assert(Same(kInvalidValue, cudaErrorInvalidValue));
+static_assert(Same(kOutOfMemory, cudaErrorMemoryAllocation));
+static_assert(Same(kInitializationError, cudaErrorInitializationError));
+static_assert(Same(kInsufficientDriver, cudaErrorInsufficientDriver));
+static_assert(Same(kDevicesUnavailable, cudaErrorDevicesUnavailable));
+static_assert(Same(kNoDevice, cudaErrorNoDevice));
+static_assert(Same(kInvalidDevice, cudaErrorInvalidDevice));
+static_assert(Same(kContextUninitialized, cudaErrorDeviceUninitialized));
+static_assert(Same(kMapFailed, cudaErrorMapBufferObjectFailed));
+static_assert(Same(kNoKernelImage, cudaErrorNoKernelImageForDevice));
+static_assert(Same(kEccUncorrectable, cudaErrorECCUncorrectable));
+static_assert(Same(kInvalidHandle, cudaErrorInvalidResourceHandle));
+static_assert(Same(kNotReady, cudaErrorNotReady));
+static_assert(Same(kIllegalAddress, cudaErrorIllegalAddress));
+static_assert(Same(kLaunchTimeout, cudaErrorLaunchTimeout));
+static_assert(Same(kTooManyPeers, cudaErrorTooManyPeers));
+static_assert(Same(kHardwareStack, cudaErrorHardwareStackError));
+static_assert(Same(kIllegalInstruction, cudaErrorIllegalInstruction));
+static_assert(Same(kMisalignedAddress, cudaErrorMisalignedAddress));
+static_assert(Same(kLaunchFailure, cudaErrorLaunchFailure));
+static_assert(Same(kNotPermitted, cudaErrorNotPermitted));
+static_assert(Same(kNotSupported, cudaErrorNotSupported));
+static_assert(Same(kSystemNotReady, cudaErrorSystemNotReady));
+static_assert(Same(kDriverMismatch, cudaErrorSystemDriverMismatch));
+static_assert(Same(kUnknownError, cudaErrorUnknown));
 static_assert(kIpcHandleBytes == sizeof(cudaIpcMemHandle_t) && kIpcHandleBytes == sizeof(cudaIpcEventHandle_t));
 
 CallStatus Told(cudaError_t error) {
@@ -177,17 +190,17 @@ class Cuda final : public Runtime {
     return call();
   }
 
-  // Whoever waits for this device sleeps: a thread that turns would take a core from the codec.
+  // Whoever waits for this device sleeps: a thread that turns would take a core from the codec. Choosing a device makes its
+  // context, so the flags come before.
   cudaError_t Choose(int device) {
-    std::call_once(flags_once_[static_cast<size_t>(device) % kDevicesMax], [device] {
-      if (cudaSetDevice(device) == cudaSuccess) cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync);
-      cudaGetLastError();
-    });
-    return cudaSetDevice(device);
+    static thread_local int chosen = -1;
+    if (device == chosen) return cudaSuccess;
+    const cudaError_t made = cudaInitDevice(device, cudaDeviceScheduleBlockingSync, cudaInitDeviceFlagsAreValid);
+    if (made != cudaSuccess) return made;
+    const cudaError_t set = cudaSetDevice(device);
+    if (set == cudaSuccess) chosen = device;
+    return set;
   }
-
-  static constexpr size_t kDevicesMax = 64;
-  std::once_flag flags_once_[kDevicesMax];
 };
 
 }  // namespace

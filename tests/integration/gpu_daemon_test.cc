@@ -1,8 +1,12 @@
 // Whole daemons with pools on GPUs. The first group drives daemons whose GPUs are not there (tests/cuda/fake); the worker
 // is this process, whose "GPU memory" the daemons open by its handle. The second asks a real spectrumkvd on this machine.
+#include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <set>
+#include <thread>
 
 #include "tests/cuda/fake/fake_runtime.h"
 #include "tests/integration/rpc_fixture.h"

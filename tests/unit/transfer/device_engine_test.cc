@@ -73,17 +73,16 @@ class DeviceEngineTest : public EngineTest {
 
 struct Way {
   Where source, target;
-  DType source_type, target_type;
 };
 
 // The same values, block numbers and policies on every way: what lands is equal, bit for bit, to what lands between host
 // pools, and so are the bytes on the wire.
 TEST_F(DeviceEngineTest, EveryWayLandsTheSameBitsAsBetweenHosts) {
   Build();
-  const Way ways[] = {{Where::kHost, Where::kHost, DType::kFloat16, DType::kFloat16},
-                      {Where::kDevice, Where::kHost, DType::kFloat16, DType::kFloat16},
-                      {Where::kHost, Where::kDevice, DType::kFloat16, DType::kFloat16},
-                      {Where::kDevice, Where::kDevice, DType::kFloat16, DType::kFloat16}};
+  const Way ways[] = {{Where::kHost, Where::kHost},
+                      {Where::kDevice, Where::kHost},
+                      {Where::kHost, Where::kDevice},
+                      {Where::kDevice, Where::kDevice}};
   std::map<std::string, std::vector<std::string>> landed;
   std::map<std::string, uint64_t> wire_bytes;
   int number = 0;
@@ -187,24 +186,26 @@ TEST_F(DeviceEngineTest, EveryFailureOfTheRuntimeEndsTheTransferAndNothingElse) 
   int number = 0;
   for (const auto& [error, reason] : errors) {
     for (const Case& test : cases) {
-      SCOPED_TRACE(std::string(test.call) + (test.late ? " late " : " ") + std::to_string(error));
+      const std::string call = test.call;
+      // Each kind of error at each call, each error at the kernels.
+      const bool kind = error == gpu::kOutOfMemory || error == gpu::kIllegalAddress;
+      if (!kind && call != "Encode" && call != "Decode") continue;
+      SCOPED_TRACE(call + (test.late ? " late " : " ") + std::to_string(error));
       Build();
       Prepare(Where::kDevice, Where::kDevice);
       FakeRuntime& runtime = test.at_sender ? *runtime_a_ : *runtime_b_;
-      // The lanes that Prepare has made are in use by nobody: a new one is made by the second thread alone.
-      const bool lane = std::string(test.call) == "CreateStream";
-      runtime.Fail(test.call, error, 0, test.late, /*always=*/lane);
+      // Prepare has made a lane, which may be enough: a second one is made where two threads code at a time.
+      const bool second_lane = call == "CreateStream" || call == "AllocatePinned";
+      runtime.Fail(call, error, 0, test.late, /*always=*/second_lane);
       const TransferReport report = Run("t" + std::to_string(++number), policy, 77);
       runtime.ForgetFailures();
-      if (lane && report.state == TransferState::kCommitted) {  // one lane was enough
-        EXPECT_TRUE(!gpu::IsSticky(error));
-      } else {
+      if (!second_lane || report.state != TransferState::kCommitted) {
         EXPECT_EQ(report.state, TransferState::kFailed);
         EXPECT_EQ(ReasonOf(test.at_sender ? sent_report_.error : report.error), reason)
             << sent_report_.error << " / " << report.error;
       }
-      EXPECT_NE(Target(), nullptr) << "the blocks are free again";
       if (!gpu::IsSticky(error)) {
+        EXPECT_NE(Target(), nullptr) << "the blocks are free again";
         EXPECT_EQ(Run("again" + std::to_string(number), policy, 77).state, TransferState::kCommitted);
       }
       TearDown();
