@@ -1,4 +1,6 @@
 // Batches: layer-wise sources, chunked prefill, scores that come later, escapes that come late.
+#include <cmath>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/base/status.h"
