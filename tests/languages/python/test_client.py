@@ -361,6 +361,25 @@ def test_retry_does_not_repeat_what_is_hopeless(daemon, client):
     assert time.monotonic() - start < 5
 
 
+def test_a_client_may_retry_by_itself(daemon, group):
+    full = (grpc.StatusCode.RESOURCE_EXHAUSTED, "POOLS_FULL", "full", {}, 30)
+    with skv.Client(daemon.path, timeout_s=5, retry_s=1.5) as client:
+        daemon.worker.failures = [full, full]
+        start = time.monotonic()
+        with client.daemon_owned_pool([group], model="m") as pool:
+            client.send("t", peer="h:1", pool=pool, token_count=4, blocks=[1])
+            assert time.monotonic() - start >= 0.06 and not daemon.worker.failures
+            daemon.worker.failures = [full] * 1000
+            with pytest.raises(skv.reasons.POOLS_FULL):
+                client.send("t", peer="h:1", pool=pool, token_count=4, blocks=[1])
+            assert 0 < len(daemon.worker.failures) < 1000
+            daemon.worker.failures = [(grpc.StatusCode.NOT_FOUND, "UNKNOWN_TRANSFER", "no", None, None)] * 2
+            with pytest.raises(skv.NotFound):
+                client.cancel("t")
+            assert len(daemon.worker.failures) == 1  # no delay, no second try
+            daemon.worker.failures = []
+
+
 def test_close_that_is_refused_leaves_the_pool(daemon, client, group):
     pool = client.shared_memory_pool([group], model="m")
     daemon.worker.failures = [(grpc.StatusCode.DEADLINE_EXCEEDED, "POOL_BUSY", "transfers are left", None, None)]

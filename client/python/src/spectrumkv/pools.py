@@ -19,6 +19,7 @@ from spectrumkv.generations import BlockGenerations
 from spectrumkv.groups import Group, block_runs
 from spectrumkv.hold import HoldThread
 from spectrumkv.segment import SHM_DIRECTORY, SharedSegment
+from spectrumkv.tensors import torch_view
 from spectrumkv.v1 import schema_pb2, worker_service_pb2
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Pool:
         request = worker_service_pb2.RegisterPoolRequest(
             request_id=str(uuid.uuid4()), schema=self.schema, lease_ttl_ms=self._wanted_ttl_ms
         )
-        response = rpc(self.client.worker.RegisterPool, request, self.client.timeout_s)
+        response = self.client.call(self.client.worker.RegisterPool, request)
         self.registrations += 1
         return response.pool, int(response.lease_ttl_ms)
 
@@ -93,17 +94,22 @@ class Pool:
                 self._ref, self.lease_ttl_ms = self._register()
             return True
 
+    @staticmethod
+    def forgotten(error: SpectrumKVError) -> bool:
+        """Whether the daemon says by this that it does not know the pool any more."""
+        return error.reason in _FORGOTTEN
+
     def call(self, method: Any, request: Any) -> Any:
         """Calls with request.pool set; once more after registering again where the daemon has forgotten the pool."""
         ref = self.ref
         request.pool.CopyFrom(ref)
         try:
-            return rpc(method, request, self.client.timeout_s)
+            return self.client.call(method, request)
         except SpectrumKVError as error:
-            if error.reason not in _FORGOTTEN or not self.register_again(ref):
+            if not self.forgotten(error) or not self.register_again(ref):
                 raise
         request.pool.CopyFrom(self.ref)
-        return rpc(method, request, self.client.timeout_s)
+        return self.client.call(method, request)
 
     def put(self, kv: NDArray[Any], blocks: Sequence[int], group: int = 0) -> int:
         """Writes whole blocks through the daemon; returns the bytes written.
@@ -262,6 +268,21 @@ class SharedMemoryPool(Pool):
     def v(self, layer: int) -> NDArray[Any]:
         """Values of a layer (index in the model), no copy: [num_blocks, block_tokens, heads, head_dim]."""
         return self._plane(layer, 1)
+
+    def torch(self, group: int = 0) -> Any:
+        """kv() as a torch.Tensor of the group's dtype (bfloat16, too) over the same memory; see tensors.torch_view."""
+        return torch_view(self._views[group], self.groups[group].dtype)
+
+    def torch_k(self, layer: int) -> Any:
+        """k() as a torch.Tensor."""
+        return torch_view(self.k(layer), self._group_of(layer).dtype)
+
+    def torch_v(self, layer: int) -> Any:
+        """v() as a torch.Tensor."""
+        return torch_view(self.v(layer), self._group_of(layer).dtype)
+
+    def _group_of(self, layer: int) -> Group:
+        return next(group for group in self.groups if layer in group.layers)
 
     def _plane(self, layer: int, plane: int) -> NDArray[Any]:
         for group, view in zip(self.groups, self._views, strict=True):
