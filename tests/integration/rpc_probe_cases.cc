@@ -51,7 +51,8 @@ class ProbeCases : public RpcCases {
       const auto reader = decode_worker().WatchTransfer(context.get(), watch);
       v1::WatchTransferResponse event;
       while (reader->Read(&event)) {
-        if (event.has_terminal()) EXPECT_EQ(event.terminal().state(), v1::TRANSFER_STATE_COMMITTED) << event.terminal().message();
+        if (event.has_terminal())
+          EXPECT_EQ(event.terminal().state(), v1::TRANSFER_STATE_COMMITTED) << event.terminal().message();
       }
       EXPECT_RPC_OK(reader->Finish());
     }
@@ -79,7 +80,8 @@ class ProbeCases : public RpcCases {
 
 TEST_F(ProbeCases, AProbeToItsVerdict) {
   v1::StartProbeResponse probe;
-  EXPECT_REFUSED(probes_->StartProbe(Context().get(), StartOf(v1::TIER_RAW), &probe), INVALID_ARGUMENT, "INVALID_TIERS");
+  EXPECT_REFUSED(probes_->StartProbe(Context().get(), StartOf(v1::TIER_RAW), &probe), INVALID_ARGUMENT,
+                 "INVALID_TIERS");
   EXPECT_RPC_OK(probes_->StartProbe(Context().get(), StartOf(v1::TIER_Q4), &probe));
   ASSERT_EQ(probe.trials_size(), 9);
 
