@@ -11,8 +11,10 @@ std::vector<KeySpec> MakeQualityKeys() {
        0,
        0,
        {"off", "warn", "enforce"},
-       "What happens to tiers of quality.gated_tiers that no probe (ProbeService) has opened to a model. warn: they are used, "
-       "counted and named in reports. enforce: requests that name them are refused, others do without them. Use enforce "
+       "What happens to tiers of quality.gated_tiers that no probe (ProbeService) has opened to a model. warn: they "
+       "are used, "
+       "counted and named in reports. enforce: requests that name them are refused, others do without them. Use "
+       "enforce "
        "where models change: a new revision has no verdict."},
       {"quality.gated_tiers",
        KeyKind::kChoices,
@@ -21,7 +23,8 @@ std::vector<KeySpec> MakeQualityKeys() {
        0,
        0,
        {"Q8", "Q4", "Q3", "Q2", "P8", "P4"},
-       "Tiers that are closed to a model until a probe opens them. 8 bits were harmless with every model that was measured."},
+       "Tiers that are closed to a model until a probe opens them. 8 bits were harmless with every model that was "
+       "measured."},
       {"quality.verdicts_file",
        KeyKind::kFile,
        Ref(FIELD(quality.verdicts_file)),
@@ -29,7 +32,8 @@ std::vector<KeySpec> MakeQualityKeys() {
        0,
        0,
        {},
-       "Where verdicts of probes are kept over restarts, in a folder that exists. A file that is damaged, or that others may "
+       "Where verdicts of probes are kept over restarts, in a folder that exists. A file that is damaged, or that "
+       "others may "
        "write, stops the start. Empty: they are forgotten at the end."},
       {"quality.trials",
        KeyKind::kCount,
@@ -54,7 +58,8 @@ std::vector<KeySpec> MakeQualityKeys() {
        0.1,
        1,
        {},
-       "Share of the next tokens over coded KV that must be those over exact KV, for a continuation or a program to be passed."},
+       "Share of the next tokens over coded KV that must be those over exact KV, for a continuation or a program to be "
+       "passed."},
   };
 }
 

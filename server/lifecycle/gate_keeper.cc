@@ -68,7 +68,8 @@ absl::StatusOr<std::unique_ptr<GateKeeper>> GateKeeper::Open(const Config& confi
   if (opened.ok()) return keeper;
   Metadata metadata = MetadataOf(opened);
   metadata["key"] = kFileKey;
-  return MakeError(opened.code(), ReasonOf(opened), std::string(kFileKey) + ": " + std::string(opened.message()), metadata);
+  return MakeError(opened.code(), ReasonOf(opened), std::string(kFileKey) + ": " + std::string(opened.message()),
+                   metadata);
 }
 
 }  // namespace spectrumkv

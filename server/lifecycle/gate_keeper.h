@@ -13,8 +13,8 @@ namespace spectrumkv {
 
 class GateKeeper {
  public:
-  // `clock` and `metrics` are borrowed. FAILED_PRECONDITION VERDICTS_FILE, with the key: a gate whose verdicts are not to be
-  // trusted does not start.
+  // `clock` and `metrics` are borrowed. FAILED_PRECONDITION VERDICTS_FILE, with the key: a gate whose verdicts are not
+  // to be trusted does not start.
   static absl::StatusOr<std::unique_ptr<GateKeeper>> Open(const Config& config, Clock* clock, Metrics* metrics);
   QualityGate* gate() { return &gate_; }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <iterator>
 #include <set>
-#include <tuple>
 
 #include "kernels/format/version.h"
 #include "server/base/ids.h"
@@ -15,7 +14,9 @@ namespace {
 constexpr int64_t kProbeRetryMs = 60000;
 constexpr size_t kProbeIdBytes = 16;
 
-bool Has(const std::vector<Tier>& tiers, Tier tier) { return std::find(tiers.begin(), tiers.end(), tier) != tiers.end(); }
+bool Has(const std::vector<Tier>& tiers, Tier tier) {
+  return std::find(tiers.begin(), tiers.end(), tier) != tiers.end();
+}
 
 absl::Status Invalid(const std::string& reason, const std::string& message, const Metadata& metadata = {}) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason, message, metadata);
@@ -23,10 +24,10 @@ absl::Status Invalid(const std::string& reason, const std::string& message, cons
 
 absl::Status CheckTiers(const std::vector<Tier>& tiers) {
   if (tiers.empty()) return Invalid("INVALID_TIERS", "tiers is empty; a probe is about at least one");
-  for (size_t i = 0; i < tiers.size(); ++i) {
-    if (tiers[i] == Tier::kRaw) return Invalid("INVALID_TIERS", "tiers holds RAW, which loses nothing");
-    if (std::find(tiers.begin(), tiers.begin() + static_cast<std::ptrdiff_t>(i), tiers[i]) != tiers.begin() + static_cast<std::ptrdiff_t>(i)) {
-      return Invalid("INVALID_TIERS", std::string("tiers names ") + TierName(tiers[i]) + " twice");
+  for (const Tier tier : tiers) {
+    if (tier == Tier::kRaw) return Invalid("INVALID_TIERS", "tiers holds RAW, which loses nothing");
+    if (std::count(tiers.begin(), tiers.end(), tier) > 1) {
+      return Invalid("INVALID_TIERS", std::string("tiers names ") + TierName(tier) + " twice");
     }
   }
   return absl::OkStatus();
@@ -34,10 +35,12 @@ absl::Status CheckTiers(const std::vector<Tier>& tiers) {
 
 absl::Status CheckName(const ModelName& model) {
   if (model.model.empty() || model.revision.empty()) {
-    return Invalid("NO_REVISION", "the pool's schema has no model or no revision: a verdict is about both, and would hold for a "
-                                  "changed model too");
+    return Invalid("NO_REVISION",
+                   "the pool's schema has no model or no revision: a verdict is about both, and would hold for a "
+                   "changed model too");
   }
-  if (model.model.size() <= kMaxVerdictNameBytes && model.revision.size() <= kMaxVerdictNameBytes) return absl::OkStatus();
+  if (model.model.size() <= kMaxVerdictNameBytes && model.revision.size() <= kMaxVerdictNameBytes)
+    return absl::OkStatus();
   return Invalid("OUT_OF_RANGE", "model or revision is longer than " + std::to_string(kMaxVerdictNameBytes) + " bytes");
 }
 
@@ -78,8 +81,9 @@ absl::Status CheckComplete(const std::vector<Trial>& trials, const std::vector<T
   }
   const size_t wanted = trials.size() * tiers.size();
   if (seen.size() == wanted) return absl::OkStatus();
-  return Invalid("INVALID_TRIAL", "results are " + std::to_string(seen.size()) + ", the probe has " + std::to_string(wanted) +
-                                      " (trials times tiers)",
+  return Invalid("INVALID_TRIAL",
+                 "results are " + std::to_string(seen.size()) + ", the probe has " + std::to_string(wanted) +
+                     " (trials times tiers)",
                  {{"given", std::to_string(seen.size())}, {"expected", std::to_string(wanted)}});
 }
 
@@ -95,7 +99,8 @@ bool QualityGate::IsOpen(const Caller& caller, const ModelName& model, Tier tier
   return false;
 }
 
-void QualityGate::Judge(const Caller& caller, const ModelName& model, bool named, bool override_gate, Policy* policy) const {
+void QualityGate::Judge(const Caller& caller, const ModelName& model, bool named, bool override_gate,
+                        Policy* policy) const {
   policy->gate = {};
   if (options_.mode == GateOptions::Mode::kOff) return;
   for (const Tier tier : TiersInUse(*policy)) {
@@ -120,22 +125,25 @@ void QualityGate::Judge(const Caller& caller, const ModelName& model, bool named
 absl::Status QualityGate::MakeRoom(const Caller& caller) {
   const int64_t now_ns = parts_.clock->NowNs();
   std::erase_if(probes_, [&](const auto& entry) { return entry.second.expires_ns <= now_ns; });
-  const auto own = std::count_if(probes_.begin(), probes_.end(), [&](const auto& entry) { return entry.second.owner == caller; });
+  const auto own =
+      std::count_if(probes_.begin(), probes_.end(), [&](const auto& entry) { return entry.second.owner == caller; });
   if (probes_.size() < kMaxProbes && static_cast<size_t>(own) < kMaxProbesOfOwner) return absl::OkStatus();
   return MakeError(absl::StatusCode::kResourceExhausted, "PROBES_FULL",
-                   std::to_string(own) + " probes of this user are under way, the limit is " + std::to_string(kMaxProbesOfOwner) +
-                       ", of all users " + std::to_string(kMaxProbes),
+                   std::to_string(own) + " probes of this user are under way, the limit is " +
+                       std::to_string(kMaxProbesOfOwner) + ", of all users " + std::to_string(kMaxProbes),
                    {{"limit", std::to_string(kMaxProbesOfOwner)}}, kProbeRetryMs);
 }
 
-absl::StatusOr<StartedProbe> QualityGate::Start(const Caller& caller, const std::string& pool_id, const ModelName& model,
-                                                const std::vector<Tier>& tiers, uint32_t prompt_characters, uint64_t seed) {
+absl::StatusOr<StartedProbe> QualityGate::Start(const Caller& caller, const std::string& pool_id,
+                                                const ModelName& model, const std::vector<Tier>& tiers,
+                                                uint32_t prompt_characters, uint64_t seed) {
   absl::Status status = CheckName(model);
   if (status.ok()) status = CheckTiers(tiers);
   if (!status.ok()) return status;
   if (prompt_characters < kMinPromptCharacters || prompt_characters > kMaxPromptCharacters) {
     return Invalid("OUT_OF_RANGE", "prompt_characters is " + std::to_string(prompt_characters) + ", it must be " +
-                                       std::to_string(kMinPromptCharacters) + " to " + std::to_string(kMaxPromptCharacters));
+                                       std::to_string(kMinPromptCharacters) + " to " +
+                                       std::to_string(kMaxPromptCharacters));
   }
   StartedProbe started;
   started.id = RandomHex(kProbeIdBytes);
@@ -162,8 +170,9 @@ std::vector<Verdict> QualityGate::VerdictsOf(const Probe& probe, const std::vect
     for (const TrialOutcome& outcome : outcomes) {
       if (outcome.tier != tier) continue;
       const Trial& trial = *FindTrial(probe.trials, outcome.trial_id);
-      const bool passed = trial.kind == TrialKind::kNeedle ? AnswersNeedle(trial, outcome.answer)
-                                                           : Agrees(outcome.positions, outcome.agreed, options_.min_agreement);
+      const bool passed = trial.kind == TrialKind::kNeedle
+                              ? AnswersNeedle(trial, outcome.answer)
+                              : Agrees(outcome.positions, outcome.agreed, options_.min_agreement);
       Score& score = verdict.scores[static_cast<size_t>(trial.kind) - 1];
       ++score.trials;
       score.passed += passed ? 1 : 0;
@@ -176,13 +185,15 @@ std::vector<Verdict> QualityGate::VerdictsOf(const Probe& probe, const std::vect
 }
 
 absl::StatusOr<std::vector<Verdict>> QualityGate::Report(const Caller& caller, const std::string& probe_id,
-                                                         const std::vector<TrialOutcome>& outcomes, const CheckTransfer& check) {
+                                                         const std::vector<TrialOutcome>& outcomes,
+                                                         const CheckTransfer& check) {
   Probe probe;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto it = probes_.find(probe_id);
     if (it == probes_.end() || it->second.owner != caller || it->second.expires_ns <= parts_.clock->NowNs()) {
-      return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_PROBE", "there is no such probe of this user, or its time is over");
+      return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_PROBE",
+                       "there is no such probe of this user, or its time is over");
     }
     probe = it->second;
   }
@@ -215,7 +226,8 @@ std::vector<Verdict> QualityGate::ListFor(const Caller& caller, const std::strin
   return out;
 }
 
-absl::StatusOr<uint32_t> QualityGate::Delete(const Caller& caller, const std::string& model, const std::string& revision) {
+absl::StatusOr<uint32_t> QualityGate::Delete(const Caller& caller, const std::string& model,
+                                             const std::string& revision) {
   if (model.empty()) return Invalid("INVALID_MODEL", "model is empty: verdicts are forgotten model by model");
   return parts_.verdicts->Delete(caller.Name(), model, revision);
 }

@@ -1,5 +1,5 @@
-// The quality gate: which tiers a model may use, and the probes that open them. A tier of `gated_tiers` is closed to a model until
-// a probe has opened it; every other is open.
+// The quality gate: which tiers a model may use, and the probes that open them. A tier of `gated_tiers` is closed to a
+// model until a probe has opened it; every other is open.
 #pragma once
 
 #include <array>
@@ -72,19 +72,20 @@ class QualityGate {
 
   const GateOptions& options() const { return options_; }
 
-  // Sets policy->gate, and narrows policy->tiers; the planner refuses what is left to refuse. `named`: the request names its
-  // tiers, or an allocator of one tier.
+  // Sets policy->gate, and narrows policy->tiers; the planner refuses what is left to refuse. `named`: the request
+  // names its tiers, or an allocator of one tier.
   void Judge(const Caller& caller, const ModelName& model, bool named, bool override_gate, Policy* policy) const;
 
-  // INVALID_ARGUMENT NO_REVISION (the pool's schema has no model or no revision: no verdict could expire), INVALID_TIERS,
-  // OUT_OF_RANGE; RESOURCE_EXHAUSTED PROBES_FULL.
+  // INVALID_ARGUMENT NO_REVISION (the pool's schema has no model or no revision: no verdict could expire),
+  // INVALID_TIERS, OUT_OF_RANGE; RESOURCE_EXHAUSTED PROBES_FULL.
   absl::StatusOr<StartedProbe> Start(const Caller& caller, const std::string& pool_id, const ModelName& model,
                                      const std::vector<Tier>& tiers, uint32_t prompt_characters, uint64_t seed);
 
-  // `check` says whether a transfer of the caller carried a trial of a pool at a tier. NOT_FOUND UNKNOWN_PROBE, also for
-  // another caller's; INVALID_ARGUMENT INVALID_TRIAL (unknown, twice, missing, an outcome of another kind), OUT_OF_RANGE;
-  // what `check` and VerdictBook::Put answer. The probe goes on then.
-  using CheckTransfer = std::function<absl::Status(const std::string& transfer_id, const std::string& pool_id, Tier tier)>;
+  // `check` says whether a transfer of the caller carried a trial of a pool at a tier. NOT_FOUND UNKNOWN_PROBE, also
+  // for another caller's; INVALID_ARGUMENT INVALID_TRIAL (unknown, twice, missing, an outcome of another kind),
+  // OUT_OF_RANGE; what `check` and VerdictBook::Put answer. The probe goes on then.
+  using CheckTransfer =
+      std::function<absl::Status(const std::string& transfer_id, const std::string& pool_id, Tier tier)>;
   absl::StatusOr<std::vector<Verdict>> Report(const Caller& caller, const std::string& probe_id,
                                               const std::vector<TrialOutcome>& outcomes, const CheckTransfer& check);
 

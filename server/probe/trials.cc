@@ -28,15 +28,19 @@ class Random {
 };
 
 constexpr const char* kPlaces[] = {"Aldham", "Birkfield", "Corran", "Dunmere", "Eastwick", "Fenlow", "Garth", "Holme"};
-constexpr const char* kWho[] = {"The baker", "An old sailor", "The schoolteacher", "A farmer", "The postman", "A traveller",
-                                "The doctor", "A young painter"};
-constexpr const char* kDid[] = {"walked along the river", "waited for the evening train", "repaired a wooden fence",
-                                "told a story about the sea", "bought apples at the market", "wrote a long letter",
-                                "looked for a lost umbrella", "watched the clouds above the hills"};
-constexpr const char* kWhen[] = {"early in the morning", "on a rainy afternoon", "at the end of the week", "before the winter",
-                                 "during the summer fair", "late in the evening"};
-constexpr const char* kThen[] = {"Nobody was in a hurry.", "The street was quiet again.", "It had rained all night.",
-                                 "The bells rang at noon.", "There was bread and cheese for supper.",
+constexpr const char* kWho[] = {"The baker",   "An old sailor", "The schoolteacher", "A farmer",
+                                "The postman", "A traveller",   "The doctor",        "A young painter"};
+constexpr const char* kDid[] = {"walked along the river",      "waited for the evening train",
+                                "repaired a wooden fence",     "told a story about the sea",
+                                "bought apples at the market", "wrote a long letter",
+                                "looked for a lost umbrella",  "watched the clouds above the hills"};
+constexpr const char* kWhen[] = {"early in the morning", "on a rainy afternoon",   "at the end of the week",
+                                 "before the winter",    "during the summer fair", "late in the evening"};
+constexpr const char* kThen[] = {"Nobody was in a hurry.",
+                                 "The street was quiet again.",
+                                 "It had rained all night.",
+                                 "The bells rang at noon.",
+                                 "There was bread and cheese for supper.",
                                  "A dog slept in front of the door."};
 constexpr const char* kColours[] = {"amber", "silver", "crimson", "golden", "violet", "copper"};
 constexpr const char* kAnimals[] = {"falcon", "heron", "otter", "badger", "lynx", "raven"};
@@ -85,9 +89,10 @@ std::vector<Trial> MakeTrials(uint64_t seed, uint32_t each, uint32_t prompt_char
     const size_t first = random.Below(kPassages);
     for (uint32_t i = 0; i < each; ++i) {
       const size_t passage = (first + i) % kPassages;
-      trials.push_back(kind == TrialKind::kNeedle ? NeedleTrial(&random, i, each, prompt_characters)
-                                                  : PassageTrial(kind, (kind == TrialKind::kCode ? kPrograms : kProse)[passage],
-                                                                 &random, prompt_characters));
+      trials.push_back(kind == TrialKind::kNeedle
+                           ? NeedleTrial(&random, i, each, prompt_characters)
+                           : PassageTrial(kind, (kind == TrialKind::kCode ? kPrograms : kProse)[passage], &random,
+                                          prompt_characters));
       trials.back().id = std::to_string(trials.size());
     }
   }
@@ -95,7 +100,9 @@ std::vector<Trial> MakeTrials(uint64_t seed, uint32_t each, uint32_t prompt_char
 }
 
 bool AnswersNeedle(const Trial& trial, const std::string& answer) {
-  const auto digit = [&](size_t at) { return at < answer.size() && std::isdigit(static_cast<unsigned char>(answer[at])) != 0; };
+  const auto digit = [&](size_t at) {
+    return at < answer.size() && std::isdigit(static_cast<unsigned char>(answer[at])) != 0;
+  };
   for (size_t at = answer.find(trial.expected); at != std::string::npos; at = answer.find(trial.expected, at + 1)) {
     if ((at == 0 || !digit(at - 1)) && !digit(at + trial.expected.size())) return true;
   }

@@ -1,5 +1,5 @@
-// Trials of the quality gate: what a model is asked, and whether it has passed. Pure: the same seed gives the same trials
-// on every machine. Source: the probe of the SpectrumKV paper (arXiv 2606.08635), which asks for needles alone.
+// Trials of the quality gate: what a model is asked, and whether it has passed. Pure: the same seed gives the same
+// trials on every machine. Source: the probe of the SpectrumKV paper (arXiv 2606.08635), which asks for needles alone.
 #pragma once
 
 #include <cstdint>

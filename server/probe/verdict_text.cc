@@ -54,10 +54,11 @@ bool Parsed(const std::string& word, Number least, Number most, Number* out) {
 }
 
 std::string LineOf(const Verdict& verdict) {
-  std::string line = Coded(verdict.key.owner) + " " + Coded(verdict.key.model) + " " + Coded(verdict.key.revision) + " " +
-                     std::to_string(verdict.key.codec_version) + " " + TierName(verdict.key.tier) + " " +
+  std::string line = Coded(verdict.key.owner) + " " + Coded(verdict.key.model) + " " + Coded(verdict.key.revision) +
+                     " " + std::to_string(verdict.key.codec_version) + " " + TierName(verdict.key.tier) + " " +
                      (verdict.open ? "open" : "closed") + " " + std::to_string(verdict.unix_seconds);
-  for (const Score& score : verdict.scores) line += " " + std::to_string(score.passed) + "/" + std::to_string(score.trials);
+  for (const Score& score : verdict.scores)
+    line += " " + std::to_string(score.passed) + "/" + std::to_string(score.trials);
   return line + "\n";
 }
 
@@ -124,7 +125,8 @@ absl::StatusOr<std::vector<Verdict>> ParseVerdicts(const std::string& text) {
   if (lines.empty() || lines[0] != kTitle) return Wrong(1, std::string("is not \"") + kTitle + "\"");
   if (lines.size() < 2) return Wrong(2, "is missing");
   const std::string last = lines.back() + "\n";
-  if (last != ChecksumLine(text.substr(0, text.size() - last.size()))) return Wrong(lines.size(), "is not the checksum of the others");
+  if (last != ChecksumLine(text.substr(0, text.size() - last.size())))
+    return Wrong(lines.size(), "is not the checksum of the others");
   std::vector<Verdict> verdicts;
   std::set<VerdictKey> seen;
   for (size_t i = 1; i + 1 < lines.size(); ++i) {

@@ -39,7 +39,7 @@ absl::Status BadFile(const std::string& path, const std::string& what) {
 
 // Whoever can write the file opens gates.
 absl::Status CheckFile(const std::string& path, int fd) {
-  struct stat info{};
+  struct stat info {};
   if (fstat(fd, &info) != 0) return BadFile(path, "cannot be looked at: " + ErrorText());
   if (!S_ISREG(info.st_mode)) return BadFile(path, "is no regular file");
   if (info.st_uid != geteuid() && info.st_uid != 0) return BadFile(path, "belongs to another user");
@@ -96,7 +96,8 @@ absl::Status ReplaceFile(const std::string& path, const std::string& text) {
   }
   if (rename(temporary.c_str(), path.c_str()) != 0) return NotWritten(path);
   const Descriptor folder(open(path.substr(0, path.rfind('/') + 1).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (folder.fd() >= 0) fsync(folder.fd());  // the rename has happened: what fails here is only how soon it is on the disk
+  if (folder.fd() >= 0)
+    fsync(folder.fd());  // the rename has happened: what fails here is only how soon it is on the disk
   return absl::OkStatus();
 }
 
@@ -177,11 +178,13 @@ std::vector<Verdict> VerdictBook::OfOwner(const std::string& owner) const {
   return out;
 }
 
-absl::StatusOr<uint32_t> VerdictBook::Delete(const std::string& owner, const std::string& model, const std::string& revision) {
+absl::StatusOr<uint32_t> VerdictBook::Delete(const std::string& owner, const std::string& model,
+                                             const std::string& revision) {
   std::lock_guard<std::mutex> lock(mutex_);
   Map next = verdicts_;
   const size_t deleted = std::erase_if(next, [&](const auto& entry) {
-    return entry.first.owner == owner && entry.first.model == model && (revision.empty() || entry.first.revision == revision);
+    return entry.first.owner == owner && entry.first.model == model &&
+           (revision.empty() || entry.first.revision == revision);
   });
   if (deleted == 0) return 0u;
   if (absl::Status written = Adopt(std::move(next)); !written.ok()) return written;

@@ -54,14 +54,14 @@ absl::StatusOr<std::vector<Verdict>> ParseVerdicts(const std::string& text);
 // Thread-safe.
 class VerdictBook {
  public:
-  // `changed` is called under the book's lock, after every change and once at the start: counts of open and closed verdicts by
-  // tier id.
+  // `changed` is called under the book's lock, after every change and once at the start: counts of open and closed
+  // verdicts by tier id.
   using Counts = std::array<std::array<uint64_t, 2>, kTierCount>;
   explicit VerdictBook(std::function<void(const Counts&)> changed = nullptr);
 
-  // Takes what `path` has, and keeps it there from now on; a file that is not there is an empty one. "": in memory alone.
-  // FAILED_PRECONDITION VERDICTS_FILE: cannot be read or made, belongs to another user, may be written by others, or its
-  // content is not what FormatVerdicts makes. The book is empty then.
+  // Takes what `path` has, and keeps it there from now on; a file that is not there is an empty one. "": in memory
+  // alone. FAILED_PRECONDITION VERDICTS_FILE: cannot be read or made, belongs to another user, may be written by
+  // others, or its content is not what FormatVerdicts makes. The book is empty then.
   absl::Status Open(const std::string& path);
 
   // In place of earlier verdicts with the same keys; the owner's oldest make room where it has too many.

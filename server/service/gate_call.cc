@@ -25,10 +25,11 @@ absl::Status WithGate(const GateOutcome& gate, const absl::Status& status) {
   Metadata metadata = MetadataOf(status);
   metadata["gate"] = "quality.gate";
   metadata["tiers"] = tiers;
-  return MakeError(absl::StatusCode::kFailedPrecondition, kClosed,
-                   std::string(status.message()) + " without " + tiers +
-                       ", which the quality gate (quality.gate) keeps closed to this model: no probe (ProbeService) has opened them",
-                   metadata);
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, kClosed,
+      std::string(status.message()) + " without " + tiers +
+          ", which the quality gate (quality.gate) keeps closed to this model: no probe (ProbeService) has opened them",
+      metadata);
 }
 
 void CountGateDecision(const ServiceContext& context, const GateOutcome& gate, const absl::Status& status) {

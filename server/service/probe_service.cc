@@ -23,7 +23,8 @@ static_assert(v1::TRIAL_KIND_NEEDLE == static_cast<int>(TrialKind::kNeedle) &&
               v1::TRIAL_KIND_CODE == static_cast<int>(TrialKind::kCode));
 
 absl::StatusOr<Tier> TierFromProto(int tier, const std::string& field) {
-  if (tier <= v1::TIER_UNSPECIFIED || tier == v1::TIER_DROP) return Invalid("INVALID_TIERS", field, "holds no tier that codes");
+  if (tier <= v1::TIER_UNSPECIFIED || tier == v1::TIER_DROP)
+    return Invalid("INVALID_TIERS", field, "holds no tier that codes");
   if (tier > v1::TIER_DROP) {
     return Unsupported("UNKNOWN_TIER", field, "holds " + std::to_string(tier) + ", no tier of this version");
   }
@@ -99,7 +100,8 @@ bool AtTier(const std::array<uint64_t, kTierCount>& tokens, Tier tier) {
     if (id != static_cast<int>(tier) && id != static_cast<int>(Tier::kRaw) && count > 0) return false;
     all += count;
   }
-  return static_cast<double>(tokens[static_cast<size_t>(tier)]) >= kMinShareAtTier * static_cast<double>(all) && all > 0;
+  return static_cast<double>(tokens[static_cast<size_t>(tier)]) >= kMinShareAtTier * static_cast<double>(all) &&
+         all > 0;
 }
 
 // Both halves were here, the pool's, and at the tier.
@@ -145,7 +147,8 @@ absl::Status ReportTrials(const ServiceContext& context, const Caller& caller, c
   const GateOptions& options = context.gate->options();
   const auto most = static_cast<int>(options.trials * std::size(kTrialKinds)) * kTierCount;
   if (request.results_size() > most) {
-    return Invalid("OUT_OF_RANGE", "results", "are " + std::to_string(request.results_size()) + ", a probe has at most " + std::to_string(most));
+    return Invalid("OUT_OF_RANGE", "results",
+                   "are " + std::to_string(request.results_size()) + ", a probe has at most " + std::to_string(most));
   }
   std::vector<TrialOutcome> outcomes;
   for (const v1::TrialResult& result : request.results()) {
@@ -175,7 +178,8 @@ class ProbeServiceImpl final : public v1::ProbeService::CallbackService {
   UnaryReactor* ReportTrials(CallContext* call, const v1::ReportTrialsRequest* request,
                              v1::ReportTrialsResponse* response) override {
     const Caller caller = CallerOf(*context_, *call);
-    return RunCall(context_, call, [=, this] { return spectrumkv::ReportTrials(*context_, caller, *request, response); });
+    return RunCall(context_, call,
+                   [=, this] { return spectrumkv::ReportTrials(*context_, caller, *request, response); });
   }
   UnaryReactor* ListVerdicts(CallContext* call, const v1::ListVerdictsRequest* request,
                              v1::ListVerdictsResponse* response) override {

@@ -25,8 +25,8 @@ Caller CallerOf(const ServiceContext& context, const grpc::CallbackServerContext
 
 absl::StatusOr<std::string> PeerOf(const ServiceContext& context, const std::string& peer) {
   if (peer == "self" && !context.self_peer.empty()) return context.self_peer;
-  const absl::Status address = CheckPeerAddress(peer, context.defaults.allowed_hosts);
-  return address.ok() ? absl::StatusOr<std::string>(peer) : address;
+  if (absl::Status address = CheckPeerAddress(peer, context.defaults.allowed_hosts); !address.ok()) return address;
+  return peer;
 }
 
 absl::Status CheckEpoch(const ServiceContext& context, uint64_t epoch) {

@@ -15,7 +15,7 @@ class CoverageCheck : public testing::Environment {
     if (testing::GTEST_FLAG(filter) != "*") return;
     int count = 0;
     for (const char* name :
-         {"spectrumkv.v1.WorkerService", "spectrumkv.v1.AdminService", "spectrumkv.v1.PeerService"}) {
+         {"spectrumkv.v1.WorkerService", "spectrumkv.v1.AdminService", "spectrumkv.v1.PeerService", "spectrumkv.v1.ProbeService"}) {
       const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(name);
       ASSERT_NE(service, nullptr) << name;
       for (int i = 0; i < service->method_count(); ++i, ++count) {

@@ -63,6 +63,24 @@ def _of_policies(results: Results) -> Iterator[Goal]:
                 yield Goal(f"{words}-{budget:g}-KL", measured, kl)
 
 
+def order_faults(results: Results) -> list[str]:
+    """Where less KL was to be had for the same bytes: ours must be better than every policy of the paper at its budget."""
+    out, compared = [], 0
+    for key, rows in results.rows.items():
+        if not key.startswith(PAPER):
+            continue
+        budget = float(key.rsplit("@", 1)[1])
+        kl = float(np.mean([row["kl"] for row in rows]))
+        for name in (OURS, ENERGIES):
+            ours = mean(results, name, budget, "kl")
+            if ours is None:
+                continue
+            compared += 1
+            if ours >= kl:
+                out.append(f"{name} @ {budget:g} has KL {ours:.5f}, {key} has {kl:.5f}")
+    return out if compared else ["nothing was compared"]
+
+
 def goals(results: Results) -> list[Goal]:
     """Those of which there are measurements."""
     out = list(_of_policies(results))

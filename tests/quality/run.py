@@ -17,9 +17,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "client/python/src"), str(ROOT / "client/examples/python/demo")]
 
 import corpus  # noqa: E402
+import probe_run  # noqa: E402
 import report  # noqa: E402
 from daemons import Pair, find_program  # noqa: E402
-from goals import goals  # noqa: E402
+from goals import goals, order_faults  # noqa: E402
 from measure import Log, Results, measure_needle, measure_segment  # noqa: E402
 from model import Model, find_gguf  # noqa: E402
 from mover import Mover  # noqa: E402
@@ -40,6 +41,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=pathlib.Path, help="write all measurements there, as they come")
     parser.add_argument("--from", dest="load", type=pathlib.Path, help="measure nothing: what --json wrote before")
     parser.add_argument("--page", action="store_true", help="write docs/quality.md and docs/quality.png")
+    parser.add_argument("--check", action="store_true", help="fail where the order is not as it must be, whatever the figures")
+    probe_run.arguments(parser)
     args = parser.parse_args()
     if args.quick:
         args.segments, args.needles = min(args.segments, 2), 0
@@ -77,6 +80,8 @@ def measure(args: argparse.Namespace) -> Results:
 
 def main() -> int:
     args = arguments()
+    if args.probe:
+        return probe_run.run(args.daemon, ROOT, args.tiers.split(","), args.prompt_characters)
     results = Results.load(args.load) if args.load else measure(args)
     if not args.summary:
         print(report.table(results))
@@ -84,7 +89,10 @@ def main() -> int:
         print(goal)
     if args.page:
         report.write_page(results, ROOT / "docs")
-    return 0
+    faults = order_faults(results) if args.check else []
+    for fault in faults:
+        print(f"ORDER: {fault}")
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+#include <memory>
+
 #include "kernels/format/version.h"
 #include "server/base/status.h"
 #include "tests/unit/base/fake_clock.h"
@@ -41,13 +44,15 @@ class GateTest : public testing::Test {
     return policy;
   }
   // What becomes of the default tiers.
-  Policy Judged(bool named = false, bool overridden = false, const Caller& caller = kUser, const ModelName& model = kModel) {
+  Policy Judged(bool named = false, bool overridden = false, const Caller& caller = kUser,
+                const ModelName& model = kModel) {
     Policy policy = With(Allocator::kOptimal, {Tier::kRaw, Tier::kQ8, Tier::kQ4, Tier::kQ3});
     gate_->Judge(caller, model, named, overridden, &policy);
     return policy;
   }
   // A report in which so many trials of each kind are passed, at each tier.
-  static std::vector<TrialOutcome> Outcomes(const StartedProbe& probe, const std::vector<Tier>& tiers, uint32_t passed) {
+  static std::vector<TrialOutcome> Outcomes(const StartedProbe& probe, const std::vector<Tier>& tiers,
+                                            uint32_t passed) {
     std::vector<TrialOutcome> out;
     for (const Tier tier : tiers) {
       std::map<TrialKind, uint32_t> seen;
@@ -249,7 +254,8 @@ TEST_F(GateTest, ProbesAreBoundedAndEnd) {
   for (size_t i = 0; i < kMaxProbesOfOwner; ++i) EXPECT_EQ(start(kUser), "");
   EXPECT_EQ(start(kUser), "PROBES_FULL");
   EXPECT_EQ(start(kOther), "");
-  for (uint32_t uid = 2000; uid < 2000 + kMaxProbes - kMaxProbesOfOwner - 1; ++uid) EXPECT_EQ(start(Caller::Uid(uid)), "");
+  for (uint32_t uid = 2000; uid < 2000 + kMaxProbes - kMaxProbesOfOwner - 1; ++uid)
+    EXPECT_EQ(start(Caller::Uid(uid)), "");
   EXPECT_EQ(start(Caller::Uid(3000)), "PROBES_FULL");
   const std::string expired = last;
   clock_.AdvanceMs(1000);

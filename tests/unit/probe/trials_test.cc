@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <iterator>
 #include <set>
 
 namespace spectrumkv {
@@ -47,7 +48,8 @@ TEST(TrialsTest, ANeedleIsWhereItSaysAndNowhereElse) {
       const size_t at = trial.prompt.find(trial.expected);
       ASSERT_NE(at, std::string::npos);
       EXPECT_NEAR(static_cast<double>(at) / 4000, trial.depth, 0.08);
-      const auto digits = std::count_if(trial.prompt.begin(), trial.prompt.end(), [](unsigned char c) { return std::isdigit(c); });
+      const auto digits =
+          std::count_if(trial.prompt.begin(), trial.prompt.end(), [](unsigned char c) { return std::isdigit(c); });
       EXPECT_EQ(digits, 5) << "no other number that could be taken for it";
       EXPECT_EQ(trial.suffix.find(trial.expected), std::string::npos) << "the question gives it away";
     }
@@ -58,7 +60,7 @@ TEST(TrialsTest, TextsAreComparedOnWhatIsNotInThePrompt) {
   for (const TrialKind kind : {TrialKind::kContinuation, TrialKind::kCode}) {
     for (const Trial& trial : OfKind(MakeTrials(3, 4, 1500), kind)) {
       EXPECT_TRUE(trial.expected.empty());
-      EXPECT_EQ(trial.prompt.find(trial.suffix.substr(0, 40)), std::string::npos);
+      EXPECT_EQ(trial.prompt.find(trial.suffix), std::string::npos);
       EXPECT_GT(trial.suffix.size(), 250u) << "long enough for kMinAgreementPositions with any tokenizer";
     }
   }

@@ -101,7 +101,7 @@ TEST_F(VerdictsTest, ABookKeepsOverARestart) {
     EXPECT_EQ(counts[static_cast<size_t>(Tier::kQ4)][0], 1u);
     EXPECT_EQ(counts[static_cast<size_t>(Tier::kP4)][1], 1u);
   }
-  struct stat info{};
+  struct stat info {};
   ASSERT_EQ(stat(path_.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
   VerdictBook book;
