@@ -182,8 +182,12 @@ TEST_F(SeamTest, AFrameCutShortAnywhereEndsOrIsSentAgain) {
         const Ends ends = Move(Raw(), 3000);
         cut += done ? 1 : 0;
         EXPECT_TRUE(IsTerminal(ends.sent.state) && IsTerminal(ends.received.state));
-        if (ends.sent.state == TransferState::kCommitted) EXPECT_EQ(ends.received.state, TransferState::kCommitted);
-        if (ends.received.state == TransferState::kCommitted) EXPECT_TRUE(Landed() == sent_);
+        if (ends.sent.state == TransferState::kCommitted) {
+          EXPECT_EQ(ends.received.state, TransferState::kCommitted);
+        }
+        if (ends.received.state == TransferState::kCommitted) {
+          EXPECT_TRUE(Landed() == sent_);
+        }
         ExpectTheNextIsServed();
       }
     }
