@@ -219,7 +219,9 @@ std::vector<std::string> Bad(const std::vector<Finding>& findings) {
     EXPECT_FALSE(f.what.empty()) << f.check;
     if (f.level == Level::kOk) continue;
     bad.push_back(std::string(LevelName(f.level)) + " " + f.check + (f.subject.empty() ? "" : " " + f.subject));
-    if (f.level != Level::kUnknown) EXPECT_FALSE(f.advice.empty()) << f.check << ": " << f.what;
+    if (f.level != Level::kUnknown) {
+      EXPECT_FALSE(f.advice.empty()) << f.check << ": " << f.what;
+    }
   }
   return bad;
 }
