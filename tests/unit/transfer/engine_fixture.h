@@ -218,7 +218,7 @@ class Engine {
 
   std::string AddPool(const PoolLayout& layout) { return AddPool(MakeSchema(layout)); }
   std::string AddPool(const PoolSchema& schema) {
-    absl::StatusOr<PoolHandle> handle = pools_->Register(kMe, RandomHex(8), schema, 60000);
+    absl::StatusOr<PoolHandle> handle = pools_->Register(kMe, RandomHex(8), schema, /*lease_ttl_ms=*/600000);
     EXPECT_TRUE(handle.ok()) << handle.status();
     return handle.ok() ? handle->pool_id : "";
   }

@@ -1,6 +1,7 @@
 // The codec as a seam: passes everything to a real backend, and lets a test change what it has encoded.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -27,7 +28,7 @@ class FaultyBackend final : public ForwardingBackend {
 
   EncodeResult Encode(const ChunkDims& dims, const ChunkIdentity& identity, const SourcePlane& k, const SourcePlane* v,
                       const uint8_t* tiers, Workspace* workspace, uint8_t* out, uint64_t capacity) const override {
-    if (std::exchange(overflow_, false)) return {};
+    if (overflow_.exchange(false)) return {};
     const EncodeResult result = ForwardingBackend::Encode(dims, identity, k, v, tiers, workspace, out, capacity);
     if (result.chunk_bytes > 0) DoSpoil(out, result.chunk_bytes);
     return result;
@@ -53,7 +54,7 @@ class FaultyBackend final : public ForwardingBackend {
 
   mutable std::mutex mutex_;
   std::shared_ptr<const Spoil> spoil_;
-  mutable bool overflow_ = false;
+  mutable std::atomic<bool> overflow_{false};
 };
 
 }  // namespace spectrumkv
