@@ -41,9 +41,7 @@ class RetryTest : public testing::Test {
     ASSERT_TRUE(client_->Expect(pool_.get(), Request("first")).ok());
   }
   void TearDown() override {
-    if (pool_ != nullptr) {
-      EXPECT_TRUE(pool_->Unregister().ok());
-    }
+    EXPECT_TRUE(pool_ == nullptr || pool_->Unregister().ok());
   }
 
   static absl::StatusOr<v1::PoolSchema> Schema() {
@@ -89,9 +87,7 @@ class RetryTest : public testing::Test {
 TEST_F(RetryTest, WaitsAsLongAsAskedAndGetsInWhenThereIsRoom) {
   const auto request = Request("second");
   const absl::Status status = Retry([&](int64_t left_ms) {
-    if (begun_.size() == 2) {
-      EXPECT_TRUE(client_->Cancel(Key("first")).ok());
-    }
+    EXPECT_TRUE(begun_.size() != 2 || client_->Cancel(Key("first")).ok());
     return Try(request, left_ms);
   });
   EXPECT_TRUE(status.ok()) << status;
@@ -173,9 +169,7 @@ TEST_F(RetryTest, APoolGetsInUnderItsQuota) {
   ASSERT_TRUE(first.ok()) << first.status();
   int calls = 0;
   const auto second = Retry([&](int64_t) {
-    if (++calls == 2) {
-      EXPECT_TRUE((*first)->Unregister().ok());
-    }
+    EXPECT_TRUE(++calls != 2 || (*first)->Unregister().ok());
     return (*client)->RegisterPool(*Schema());
   });
   ASSERT_TRUE(second.ok()) << second.status();
