@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The image is built for real, measured, and run as a cluster would run it: another user, nothing to write, no rights."""
 
+import hashlib
 import json
 import pathlib
 import sys
@@ -52,8 +53,6 @@ class ImageTest(unittest.TestCase):
 
     def test_descriptors_are_inside(self):
         inside = self.in_image("sha256sum", "/usr/local/share/spectrumkv/spectrumkv.protoset").stdout.split()[0]
-        import hashlib
-
         self.assertEqual(inside, hashlib.sha256((ROOT / "proto/spectrumkv.protoset").read_bytes()).hexdigest())
 
     def test_a_start_without_certificates_says_why(self):

@@ -1,6 +1,7 @@
 """The pods of deploy/kustomize/example as `podman kube play` can run them, and what is different from a cluster there."""
 
 import contextlib
+import copy
 import json
 import pathlib
 import ssl
@@ -57,7 +58,7 @@ class Pods:
 
     def manifest(self, role, environment):
         """A Pod, and the ConfigMap it mounts."""
-        deployment = self.deployment(role)
+        deployment = copy.deepcopy(self.deployment(role))  # the hooks are wanted later
         sidecar, worker = sidecar_of(deployment), worker_of(deployment)
         for container, image in ((sidecar, IMAGE), (worker, WORKER)):
             for key in ("startupProbe", "readinessProbe", "livenessProbe", "lifecycle", "ports"):
