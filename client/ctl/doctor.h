@@ -16,14 +16,14 @@ namespace spectrumkv::ctl {
 
 struct Finding {
   enum class Level {
-    kOk,
+    kFine,
     kUnknown,  // could not be looked at, or does not apply
     kWarning,  // works, but slower or less safely than it should
     kProblem,  // something does not work, or will not soon
   };
   std::string check;    // "shared-memory": stable
   std::string subject;  // which of several, a peer's address; may be empty
-  Level level = Level::kOk;
+  Level level = Level::kFine;
   std::string what;
   std::string advice;  // what to do; empty where nothing is
 };

@@ -19,7 +19,7 @@ constexpr double kFarSeconds = 0.01;
 
 Finding State(const DaemonFacts& daemon, const std::string& own_version) {
   const v1::GetStatusResponse& status = daemon.status;
-  Finding f{"daemon", "", Level::kOk, status.version() + ", up " + Seconds(status.uptime_seconds()), ""};
+  Finding f{"daemon", "", Level::kFine, status.version() + ", up " + Seconds(status.uptime_seconds()), ""};
   if (status.draining()) {
     f.level = Level::kWarning;
     f.what += ", draining";
@@ -52,9 +52,9 @@ bool MayEnter(const HostFacts::Directory& directory, uint32_t uid, uint32_t gid)
 }
 
 // A worker of this user and group: may it connect?
-Finding Worker(const DaemonFacts& daemon, uint32_t uid, uint32_t gid) {
+Finding WorkerOf(const DaemonFacts& daemon, uint32_t uid, uint32_t gid) {
   const auto& path = daemon.worker_socket;
-  Finding f{"worker", "uid " + std::to_string(uid), Level::kOk, "may connect to " + path[0].path, ""};
+  Finding f{"worker", "uid " + std::to_string(uid), Level::kFine, "may connect to " + path[0].path, ""};
   const std::vector<std::string> allowed = daemon.config.List("worker.allowed_uids");
   if (!allowed.empty() && std::find(allowed.begin(), allowed.end(), std::to_string(uid)) == allowed.end()) {
     f.level = Level::kProblem;
@@ -79,7 +79,7 @@ std::vector<Finding> Sockets(const DaemonFacts& daemon, const DoctorOptions& opt
     return {{"sockets", socket, Level::kProblem, "there is no socket at this path, as far as is to be seen from here",
              "if it is gone for the workers, too: mount the directory into both containers and restart the daemon"}};
   }
-  Finding f{"sockets", socket, Level::kOk, "mode " + Octal(path[0].mode & 0777), ""};
+  Finding f{"sockets", socket, Level::kFine, "mode " + Octal(path[0].mode & 0777), ""};
   if ((path[0].mode & 020) == 0) {
     f.what += ": for user " + std::to_string(path[0].uid) + " and root alone (worker.socket_mode)";
   } else {
@@ -95,12 +95,12 @@ std::vector<Finding> Sockets(const DaemonFacts& daemon, const DoctorOptions& opt
     }
   }
   std::vector<Finding> found = {f};
-  if (options.worker_uid) found.push_back(Worker(daemon, *options.worker_uid, options.worker_gid.value_or(*options.worker_uid)));
+  if (options.worker_uid) found.push_back(WorkerOf(daemon, *options.worker_uid, options.worker_gid.value_or(*options.worker_uid)));
   return found;
 }
 
 Finding Certificate(const DaemonFacts& daemon, int64_t now) {
-  Finding f{"certificate", "", Level::kOk, "", ""};
+  Finding f{"certificate", "", Level::kFine, "", ""};
   if (daemon.status.peer_security() == "plain") {
     f.level = Level::kWarning;
     f.what = "peers are not authenticated and their link is not encrypted (peer.security plain)";
@@ -137,7 +137,7 @@ std::vector<Finding> DataPath(const DaemonFacts& daemon) {
   for (const v1::TransferReport& report : daemon.transfers.transfers()) {
     if (report.state() == v1::TRANSFER_STATE_COMMITTED) ++paths[report.path() + ", " + report.backend()];
   }
-  Finding f{"data-path", "", Level::kOk, "backend " + status.backend(), ""};
+  Finding f{"data-path", "", Level::kFine, "backend " + status.backend(), ""};
   for (const auto& [path, count] : paths) f.what += "; " + std::to_string(count) + " recent transfers: " + path;
   if (paths.empty()) f.what += "; no transfer yet";
   if (status.backend() == "scalar") {
@@ -165,9 +165,9 @@ std::string AdviceFor(const absl::Status& status) {
   return "is the daemon there up (spectrumkvctl health), is it the right port, does a NetworkPolicy or firewall let it through?";
 }
 
-Finding Clock(const std::string& address, const v1::ProbePeerResponse& probe) {
+Finding ClockOf(const std::string& address, const v1::ProbePeerResponse& probe) {
   const double offset = probe.clock_offset_seconds(), sure = std::max(0.0, std::abs(offset) - probe.clock_error_seconds());
-  Finding f{"clock", address, Level::kOk, "", ""};
+  Finding f{"clock", address, Level::kFine, "", ""};
   f.what = "its clock is " + Seconds(std::abs(offset)) + (offset < 0 ? " behind" : " ahead") + " (to " +
            Seconds(probe.clock_error_seconds()) + ")";
   if (sure > kSkewWarningSeconds) {
@@ -177,8 +177,8 @@ Finding Clock(const std::string& address, const v1::ProbePeerResponse& probe) {
   return f;
 }
 
-Finding Link(const std::string& address, const v1::ProbePeerResponse& probe, const v1::ListPeersResponse& peers) {
-  Finding f{"link", address, Level::kOk, "", ""};
+Finding LinkOf(const std::string& address, const v1::ProbePeerResponse& probe, const v1::ListPeersResponse& peers) {
+  Finding f{"link", address, Level::kFine, "", ""};
   f.what = "one connection carries " + Rate(probe.link_bytes_per_second()) + ", round trip " +
            Seconds(probe.round_trip_seconds());
   for (const v1::PeerInfo& peer : peers.peers()) {
@@ -216,7 +216,7 @@ std::vector<Finding> CheckPeers(const DaemonFacts& daemon, const std::string& ow
   }
   std::vector<Finding> found;
   for (const DaemonFacts::Peer& peer : daemon.probed) {
-    Finding f{"peer", peer.address, Level::kOk, "", ""};
+    Finding f{"peer", peer.address, Level::kFine, "", ""};
     if (!peer.probe.ok()) {
       f.level = Level::kProblem;
       f.what = client::ReasonOf(peer.probe.status()) + ": " + std::string(peer.probe.status().message());
@@ -231,8 +231,8 @@ std::vector<Finding> CheckPeers(const DaemonFacts& daemon, const std::string& ow
       f.advice = "finish the upgrade: daemons whose wire formats differ refuse each other";
     }
     found.push_back(f);
-    found.push_back(Clock(peer.address, *peer.probe));
-    found.push_back(Link(peer.address, *peer.probe, daemon.peers));
+    found.push_back(ClockOf(peer.address, *peer.probe));
+    found.push_back(LinkOf(peer.address, *peer.probe, daemon.peers));
   }
   return found;
 }

@@ -23,7 +23,7 @@ constexpr uint64_t kFullParts = 20;
 std::string Limit(uint64_t value) { return value == kUnlimited ? "unlimited" : std::to_string(value); }
 
 Finding SharedMemory(const HostFacts::Filesystem& shm) {
-  Finding f{"shared-memory", shm.path, Level::kOk, "", ""};
+  Finding f{"shared-memory", shm.path, Level::kFine, "", ""};
   if (!shm.there) {
     f.level = Level::kProblem;
     f.what = "is not there";
@@ -47,7 +47,7 @@ Finding SharedMemory(const HostFacts::Filesystem& shm) {
 }
 
 Finding Memory(const HostFacts& host, const DaemonFacts& daemon) {
-  Finding f{"memory", "", Level::kOk, "no limit", ""};
+  Finding f{"memory", "", Level::kFine, "no limit", ""};
   if (!host.memory_limit_bytes) return f;
   const uint64_t limit = *host.memory_limit_bytes, used = std::min(limit, host.memory_used_bytes.value_or(0));
   f.what = "limit " + Bytes(limit) + ", " + Bytes(limit - used) + " free";
@@ -69,7 +69,7 @@ Finding OpenFiles(const HostFacts& host, const DaemonFacts& daemon) {
   Finding f{"open-files", "", Level::kUnknown, "the limit cannot be read", ""};
   if (!host.open_files_limit) return f;
   const uint64_t limit = *host.open_files_limit;
-  f.level = Level::kOk;
+  f.level = Level::kFine;
   f.what = "limit " + Limit(limit) + (host.open_files ? ", " + std::to_string(*host.open_files) + " open" : "");
   const std::optional<uint64_t> connections = daemon.config.Number("worker.max_connections");
   const std::optional<uint64_t> pools = daemon.config.Number("memory.max_pools");
@@ -90,7 +90,7 @@ Finding LockedMemory(const HostFacts& host, const DaemonFacts& daemon) {
   Finding f{"locked-memory", "", Level::kUnknown, "the limit cannot be read", ""};
   if (!host.locked_bytes_limit) return f;
   const uint64_t limit = *host.locked_bytes_limit;
-  f.level = Level::kOk;
+  f.level = Level::kFine;
   f.what = limit == kUnlimited ? "unlimited" : "limit " + Bytes(limit);
   uint64_t staging = 0;
   for (const v1::SlotUsage& usage : daemon.status.slots()) staging += usage.slots_total() * usage.slot_bytes();
@@ -105,7 +105,7 @@ Finding LockedMemory(const HostFacts& host, const DaemonFacts& daemon) {
 }
 
 Finding Cpu(const HostFacts& host, const DaemonFacts& daemon) {
-  Finding f{"cpu", "", Level::kOk, std::to_string(host.cpus) + " CPUs", ""};
+  Finding f{"cpu", "", Level::kFine, std::to_string(host.cpus) + " CPUs", ""};
   f.what += host.cpu_quota ? ", quota " + Real(*host.cpu_quota, 2) : ", no quota";
   const uint32_t threads = daemon.peers.stages().threads();
   const double cores = host.cpu_quota ? std::min(*host.cpu_quota, static_cast<double>(host.cpus)) : host.cpus;
@@ -133,10 +133,10 @@ bool Has(const google::protobuf::RepeatedPtrField<std::string>& names, const std
 
 std::vector<Finding> Gpu(const HostFacts& host, const DaemonFacts& daemon) {
   if (host.gpus.empty()) {
-    return {{"gpu", "", Level::kOk, "none visible: pools in host memory, coded on the CPU", ""}};
+    return {{"gpu", "", Level::kFine, "none visible: pools in host memory, coded on the CPU", ""}};
   }
   std::vector<Finding> found;
-  Finding f{"gpu", "", Level::kOk, "", ""};
+  Finding f{"gpu", "", Level::kFine, "", ""};
   for (const HostFacts::Device& device : host.gpus) {
     f.what += (f.what.empty() ? "" : ", ") + device.path;
     if (device.usable) continue;
@@ -144,7 +144,7 @@ std::vector<Finding> Gpu(const HostFacts& host, const DaemonFacts& daemon) {
     f.what += " (may not be opened)";
     f.advice = "the container needs the device: a resource claim, or NVIDIA_VISIBLE_DEVICES and the group that owns it";
   }
-  if (f.level == Level::kOk && daemon.reached.ok() && !Has(daemon.status.backends_supported(), "cuda")) {
+  if (f.level == Level::kFine && daemon.reached.ok() && !Has(daemon.status.backends_supported(), "cuda")) {
     f.level = Level::kWarning;
     f.what += "; the daemon has no cuda backend";
     f.advice = "GPU memory cannot be registered; pools in host memory work. A build with CUDA is needed, or a driver for it";
@@ -152,7 +152,7 @@ std::vector<Finding> Gpu(const HostFacts& host, const DaemonFacts& daemon) {
   found.push_back(f);
   // A GPU's memory handle opens in another process only if both see each other's process ids.
   const bool alone = host.first_process == "spectrumkvd" || host.first_process == "spectrumkvctl";
-  Finding ipc{"gpu-ipc", "", alone ? Level::kWarning : Level::kOk,
+  Finding ipc{"gpu-ipc", "", alone ? Level::kWarning : Level::kFine,
               alone ? "the daemon has a process namespace of its own" : "process namespace shared (process 1 is " +
                                                                             host.first_process + ")",
               alone ? "handles of a worker's GPU memory cannot be opened: shareProcessNamespace: true in the pod" : ""};

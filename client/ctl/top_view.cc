@@ -10,7 +10,7 @@ namespace spectrumkv::ctl {
 namespace {
 
 // In the order in which people think of them.
-const char* const kTiers[] = {"RAW", "P8", "Q8", "P4", "Q4", "Q3", "Q2"};
+const char* const kTierOrder[] = {"RAW", "P8", "Q8", "P4", "Q4", "Q3", "Q2"};
 const char* const kOutcomes[] = {"committed", "failed", "expired", "cancelled"};
 
 std::map<std::string, double> RatesBy(const Look& before, const Look& now, double seconds, const std::string& name,
@@ -83,7 +83,7 @@ std::string Join(const std::vector<std::string>& parts, const std::string& nothi
 
 std::string TierWords(const TopNumbers::Role& role) {
   std::vector<std::string> words;
-  for (const char* tier : kTiers) {
+  for (const char* tier : kTierOrder) {
     const auto share = role.tier_share.find(tier);
     if (share != role.tier_share.end()) words.push_back(std::string(tier) + " " + Percent(share->second));
   }

@@ -217,7 +217,7 @@ std::vector<std::string> Bad(const std::vector<Finding>& findings) {
   std::vector<std::string> bad;
   for (const Finding& f : findings) {
     EXPECT_FALSE(f.what.empty()) << f.check;
-    if (f.level == Level::kOk) continue;
+    if (f.level == Level::kFine) continue;
     bad.push_back(std::string(LevelName(f.level)) + " " + f.check + (f.subject.empty() ? "" : " " + f.subject));
     if (f.level != Level::kUnknown) {
       EXPECT_FALSE(f.advice.empty()) << f.check << ": " << f.what;
