@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#define SPECTRUMKV_EXPORT __attribute__((visibility("default")))
+#define SPECTRUMKV_EXPORT [[gnu::visibility("default")]]
 
 namespace spectrumkv {
 

@@ -97,10 +97,10 @@ def test_users_are_told_of_wrong_types(installed, tmp_path):
     right.write_text(USER)
     wrong.write_text(WRONG)
     command = [mypy, "--strict", f"--cache-dir={tmp_path}/cache", "--config-file=/dev/null", "--ignore-missing-imports"]
-    environment_of_user = {**os.environ, "MYPYPATH": str(target)}
-    run([*command, right], env=environment_of_user)
-    done = subprocess.run([*command, wrong], env=environment_of_user, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 1 and len(re.findall(r"error: .*\[(?:arg-type|return-value)\]", done.stdout)) == 2, done.stdout
+    done = subprocess.run([*command, right, wrong], env={**os.environ, "MYPYPATH": str(target)}, capture_output=True,
+                          text=True, timeout=350)  # fmt: skip
+    errors = re.findall(r"^.*?(\w+)\.py:\d+: error: .*\[(.*)\]$", done.stdout, re.MULTILINE)
+    assert sorted(errors) == [("wrong", "arg-type"), ("wrong", "return-value")], done.stdout + done.stderr
 
 
 def programs():
@@ -121,8 +121,8 @@ def test_every_program_of_the_page_runs_with_the_wheel(installed, tmp_path):
     assert len(said) == 3
     assert "30 layers are ready" in said[0] and re.search(r"^\d+ of \d+ chunks$", said[0], re.M)
     sent, raw, error = re.search(r"^(\d+) of (\d+) bytes; largest error ([0-9.]+)", said[0], re.M).groups()
-    assert int(sent) <= 0.3 * int(raw) == 0.3 * 30 * 2 * 48 * 3 * 64 * 2 and float(error) < 2
-    assert len(re.findall(r"^request-\d arrived in [0-9.]+ s$", said[1], re.M)) == 8
+    assert int(sent) <= 0.3 * int(raw) and int(raw) == 30 * 2 * 48 * 3 * 64 * 2 and float(error) < 2
+    assert len(re.findall(r"^async-\d arrived in [0-9.]+ s$", said[1], re.M)) == 8
     assert "nobody knows request-9" in said[2]
 
 
@@ -134,5 +134,5 @@ def test_the_ten_lines_of_the_front_page():
     assert len(program.strip().splitlines()) <= 10
     with running() as prefill, running() as decode:
         said = run([sys.executable, "-c", program, prefill.worker, decode.worker, decode.peer])
-    sent, raw = re.match(r"(\d+) of (\d+) bytes travelled; largest error 0\.\d+", said).groups()
-    assert 0 < int(sent) <= 0.3 * int(raw)
+    sent, raw, error = re.match(r"(\d+) of (\d+) bytes travelled; largest error ([0-9.e-]+)$", said.strip()).groups()
+    assert 0 < int(sent) <= 0.3 * int(raw) and 0 < float(error) < 3
