@@ -27,7 +27,9 @@ class DeviceTest : public ::testing::Test {
     devices_.reset();
     EXPECT_EQ(runtime_.memory().live(FakeMemory::Kind::kDevice), 0u);
     EXPECT_EQ(runtime_.memory().live(FakeMemory::Kind::kPinned), 0u);
-    if (!violates_) EXPECT_TRUE(runtime_.violations().empty()) << runtime_.violations().front();
+    if (!violates_) {
+      EXPECT_TRUE(runtime_.violations().empty()) << runtime_.violations().front();
+    }
   }
   Device& device(int index = 0) { return *devices_->all()[static_cast<size_t>(index)]; }
 
@@ -182,8 +184,12 @@ TEST_F(DeviceTest, StagingThatCannotBePinnedIsCopiedOnceMoreOrRefused) {
     for (int i = 0; i < 2; ++i) {
       auto lane = devices->all()[0]->TakeLane();
       EXPECT_EQ(lane.ok(), allowed);
-      if (allowed) EXPECT_FALSE(lane->IsPinned(staging.data()));
-      if (!allowed) EXPECT_EQ(ReasonOf(lane.status()), "HOST_FALLBACK_FORBIDDEN");
+      if (allowed) {
+        EXPECT_FALSE(lane->IsPinned(staging.data()));
+      }
+      if (!allowed) {
+        EXPECT_EQ(ReasonOf(lane.status()), "HOST_FALLBACK_FORBIDDEN");
+      }
     }
   }
   const auto devices = Devices::Find(&runtime_, {});
