@@ -12,7 +12,7 @@
 namespace spectrumkv::bench {
 namespace {
 
-constexpr Tier kTiers[] = {Tier::kRaw, Tier::kP8, Tier::kP4, Tier::kQ8, Tier::kQ4, Tier::kQ3, Tier::kQ2};
+constexpr Tier kDeviceTiers[] = {Tier::kRaw, Tier::kP8, Tier::kP4, Tier::kQ8, Tier::kQ4, Tier::kQ3, Tier::kQ2};
 constexpr int kLeastRuns = 3;
 
 void Must(const gpu::CallStatus& status, const char* what) {
@@ -187,7 +187,7 @@ int RunDeviceBench(const DeviceBenchOptions& options, gpu::Runtime* runtime) {
     for (uint64_t mib : options.kv_mib) {
       for (DType dtype : options.dtypes) {
         for (uint32_t head_dim : options.head_dims) {
-          for (Tier tier : kTiers) {
+          for (Tier tier : kDeviceTiers) {
             if (!options.tier.empty() && options.tier != TierName(tier)) continue;
             RunOne(runtime, stream, CodecCase{nullptr, tier, dtype, 8, head_dim, mib << 20, options.budget_s}, options.json);
           }

@@ -120,6 +120,17 @@ def goals(results):
                                   [[g.name, g.measured_text, g.wanted_text, g.verdict] for g in all_goals(results)]) + "\n"
 
 
+# Until a device has run the kernels.
+NO_GPU = """### On a GPU
+
+No GPU ran anything here, so there are no figures. What a GPU would have to do instead, counted while the PTX was
+executed on the CPU, for each float16 value: P8 70 instructions to encode and 44 to decode, Q4 144 and 108, RAW 50 and
+24; P8 reads and writes 12.1 + 1.1 bytes to encode, 7.5 + 2.0 to decode (all tiers, and how it was counted:
+[gpu.md](gpu.md)). No speed follows from that. `spectrumkv_bench codec --backend cuda` measures where there is a GPU.
+
+"""
+
+
 def codec(results):
     rows = results.select("codec", kind="codec")
     text = "## Codec\n\n" + commands(rows) + "One core, GB/s of raw float16 KV. 1 MiB stays in cache, 256 MiB does not.\n\n"
@@ -131,7 +142,7 @@ def codec(results):
                         "%.2f" % row["encode_of_limit"], "%.1f" % row["decode_gbs"], "%.2f" % row["decode_of_limit"],
                         "%.1f" % row["scan_gbs"]] for row in rows
                        if row["mib"] == limits["mib"] and (row["backend"] != "scalar" or row["mib"] == 1)]) + "\n"
-    return text
+    return text + NO_GPU
 
 
 def plan(results):

@@ -68,6 +68,7 @@ class CtlTest(unittest.TestCase):
         code, out, _ = self.prefill.ctl("status")
         self.assertEqual(code, 0)
         self.assertIn("ready", out)
+        self.assertRegex(out, r"GPUs: +(none \(.+\)|GPU-)")
         self.assertEqual(self.prefill.ctl("health")[:2], (0, "SERVING\n"))
         for service in ("", "readiness", "liveness"):
             health = self.prefill.json("health", "--address", status["health_address"], "--service", service)

@@ -567,7 +567,9 @@ TEST(RegistryThreads, NothingIsLeftAfterARush) {
         if (hold.ok()) {
           ++held;
           (*hold)->OnLost([](const absl::Status&) {});
-          if (t == 0) EXPECT_TRUE((*hold)->ZeroTail(7).ok());
+          if (t == 0) {
+            EXPECT_TRUE((*hold)->ZeroTail(7).ok());
+          }
           (void)(*hold)->Health();
         }
         auto stream = registry->OpenHold(kMe, handle->pool_id, 1, [](const std::string&) {});
