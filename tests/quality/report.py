@@ -105,9 +105,10 @@ def plot(results: Results, path: pathlib.Path) -> None:
             series.setdefault(name, []).append((wire, kl))
     for name, points in series.items():
         points.sort()
-        mine = not name.startswith(PAPER)
-        axes.plot(*zip(*points, strict=True), marker="o" if mine else "x", linestyle="-" if name in (OURS, ENERGIES) else "--",
-                  linewidth=2 if name in (OURS, ENERGIES) else 1, label=name)  # fmt: skip
+        main = name in (OURS, ENERGIES)
+        line = "-" if main else "none" if "UNIFORM" in name else "--"  # single tiers have nothing between them
+        axes.plot(*zip(*points, strict=True), marker="x" if name.startswith(PAPER) else "o", linestyle=line,
+                  linewidth=2 if main else 1, label=name)  # fmt: skip
     axes.set(yscale="log", xlabel="bytes on the wire / raw bytes", ylabel="KL, nats")
     axes.grid(visible=True, which="major", alpha=0.3)
     axes.legend(fontsize=7, ncol=2)
