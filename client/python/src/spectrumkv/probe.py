@@ -42,8 +42,7 @@ def round_trip(
 ) -> tuple[NDArray[Any], report_pb2.TransferReport]:  # fmt: skip
     """What becomes of `kv` when the daemon codes and decodes it, and the sender's report. No other daemon is needed.
 
-    Overwrites `blocks`, which the KV is sent from, and `into`, where it lands. As the transfer itself drops no token, all of
-    them come back.
+    Overwrites `blocks`, which the KV is sent from, and `into`, where it lands. The policy must not drop tokens.
     """
     tokens = kv.shape[2]
     pool.write_tokens(kv, blocks)
