@@ -25,6 +25,7 @@ scored teacher-forced over what arrived and their own exact KV. {segments} segme
 ([tests/data/wikipedia_excerpts](../tests/data/README.md)), so that the text does not move. {trials} needle trials of the same length: a
 passkey at depths from 2 to 98 %, right where greedy decoding gives all its digits.
 
+- n: segments that were scored; a run that was cut short has fewer of some policies. Compare rows of equal n
 - wire: bytes of all chunks over the raw bytes, everything counted, as the receiving daemon reports them
 - KL: mean over the scored tokens of KL(next token with exact KV || with what arrived), in nats. Far less noisy than perplexity: rank by it
 - dPPL: change of perplexity, and the standard error of its mean over segments
@@ -64,14 +65,14 @@ def _needles(results: Results, key: str) -> str:
 
 def table(results: Results) -> str:
     """All variants as a Markdown table."""
-    lines = ["| policy | budget | wire | KL | dPPL % | top-1 | needles |", "|---|---|---|---|---|---|---|"]
+    lines = ["| policy | budget | n | wire | KL | dPPL % | top-1 | needles |", "|---|---|---|---|---|---|---|---|"]
     if results.needles.get("exact"):
-        lines.append(f"| exact KV | | 1 | 0 | 0 | 1 | {_needles(results, 'exact')} |")
+        lines.append(f"| exact KV | | | 1 | 0 | 0 | 1 | {_needles(results, 'exact')} |")
     for variant in all_variants():
         if variant.key not in results.rows:
             continue
         wire, kl, change, error, top1 = _fields(results, variant.key)
-        lines.append(f"| {variant.name} | {variant.budget:g} | {wire:.4f} | {kl:.5f} | {change:+.2f} ± {error:.2f} "
+        lines.append(f"| {variant.name} | {variant.budget:g} | {len(results.rows[variant.key])} | {wire:.4f} | {kl:.5f} | {change:+.2f} ± {error:.2f} "
                      f"| {top1:.3f} | {_needles(results, variant.key)} |")  # fmt: skip
     return "\n".join(lines)
 
@@ -104,9 +105,10 @@ def plot(results: Results, path: pathlib.Path) -> None:
             series.setdefault(name, []).append((wire, kl))
     for name, points in series.items():
         points.sort()
-        mine = not name.startswith(PAPER)
-        axes.plot(*zip(*points, strict=True), marker="o" if mine else "x", linestyle="-" if name in (OURS, ENERGIES) else "--",
-                  linewidth=2 if name in (OURS, ENERGIES) else 1, label=name)  # fmt: skip
+        main = name in (OURS, ENERGIES)
+        line = "-" if main else "none" if "UNIFORM" in name else "--"  # single tiers have nothing between them
+        axes.plot(*zip(*points, strict=True), marker="x" if name.startswith(PAPER) else "o", linestyle=line,
+                  linewidth=2 if main else 1, label=name)  # fmt: skip
     axes.set(yscale="log", xlabel="bytes on the wire / raw bytes", ylabel="KL, nats")
     axes.grid(visible=True, which="major", alpha=0.3)
     axes.legend(fontsize=7, ncol=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spectrumkv.client import Client
+from spectrumkv.errors import SpectrumKVError
 from spectrumkv.policies import policy
 from spectrumkv.pools import SharedMemoryPool
 from spectrumkv.v1 import policy_pb2, probe_service_pb2, report_pb2
@@ -42,14 +44,19 @@ def round_trip(
 ) -> tuple[NDArray[Any], report_pb2.TransferReport]:  # fmt: skip
     """What becomes of `kv` when the daemon codes and decodes it, and the sender's report. No other daemon is needed.
 
-    Overwrites `blocks`, which the KV is sent from, and `into`, where it lands. As the transfer itself drops no token, all of
-    them come back.
+    Overwrites `blocks`, which the KV is sent from, and `into`, where it lands. The policy must not drop tokens.
     """
     tokens = kv.shape[2]
     pool.write_tokens(kv, blocks)
     client.expect(transfer_id, pool=pool, token_count=tokens, blocks=into)
-    client.send(transfer_id, peer=peer, pool=pool, token_count=tokens, blocks=blocks, policy=policy)
-    client.wait(transfer_id, role="RECEIVER", timeout_s=timeout_s)
+    try:
+        client.send(transfer_id, peer=peer, pool=pool, token_count=tokens, blocks=blocks, policy=policy)
+        client.wait(transfer_id, role="RECEIVER", timeout_s=timeout_s)
+    except BaseException:
+        # The reserved blocks are free again, whatever the first half came to.
+        with contextlib.suppress(SpectrumKVError):
+            client.cancel(transfer_id, role="RECEIVER")
+        raise
     return pool.read_tokens(tokens, into), client.wait(transfer_id, role="SENDER", timeout_s=timeout_s)
 
 
