@@ -21,7 +21,8 @@ static_assert(Same(Tier::kDrop, v1::TIER_DROP) && v1::Tier_ARRAYSIZE == 9);
 static_assert(Same(Tier::kQ8, v1::TIER_Q8) && Same(Tier::kP4, v1::TIER_P4) && Same(Tier::kP8, v1::TIER_P8));
 static_assert(Same(Allocator::kOptimal, v1::ALLOCATOR_OPTIMAL) && v1::Allocator_ARRAYSIZE == 11);
 static_assert(Same(Allocator::kRaw, v1::ALLOCATOR_RAW) && Same(Allocator::kUniform, v1::ALLOCATOR_UNIFORM));
-static_assert(Same(ImportanceSource::kNone, v1::IMPORTANCE_SOURCE_NONE) && v1::ImportanceSource_ARRAYSIZE == 5);
+static_assert(Same(ImportanceSource::kRecentQueries, v1::IMPORTANCE_SOURCE_RECENT_QUERIES) &&
+              v1::ImportanceSource_ARRAYSIZE == 6);
 static_assert(Same(Role::kReceiver, v1::TRANSFER_ROLE_RECEIVER) && v1::TransferRole_ARRAYSIZE == 3);
 static_assert(Same(State::kCommitted, v1::TRANSFER_STATE_COMMITTED) && v1::TransferState_ARRAYSIZE == 9);
 
@@ -48,6 +49,20 @@ void FillIn(const Tensor& tensor, v1::TensorView* view) {
   view->set_token_stride_bytes(tensor.token_stride_bytes);
   view->set_head_stride_bytes(tensor.head_stride_bytes);
   view->set_dim_stride_bytes(tensor.dim_stride_bytes);
+}
+
+void FillIn(const RecentQueries& queries, v1::RecentQueries* out) {
+  out->set_data_type(static_cast<v1::DataType>(queries.data_type));
+  out->mutable_positions()->Add(queries.positions.begin(), queries.positions.end());
+  for (const LayerQueries& layer : queries.layers) {
+    v1::LayerQueries* to = out->add_layers();
+    to->set_layer(layer.layer);
+    to->set_queries(layer.words);
+    to->set_query_heads(layer.query_heads);
+    to->set_softmax_scale(layer.softmax_scale);
+    to->set_logit_soft_cap(layer.logit_soft_cap);
+    to->set_window_tokens(layer.window_tokens);
+  }
 }
 
 void FillIn(const Group& group, v1::LayerGroup* out) {
@@ -124,6 +139,7 @@ v1::Policy ToProto(const Policy& policy) {
   importance->set_scores_per_layer(policy.scores_per_layer);
   importance->set_decay_lambda(policy.decay_lambda);
   if (policy.sinks) importance->set_sinks(*policy.sinks);
+  if (policy.queries) FillIn(*policy.queries, importance->mutable_queries());
   out.set_strict_budget(policy.strict_budget);
   out.set_payload_only(policy.payload_only);
   return out;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "spectrumkv/cache.h"
 #include "spectrumkv/status.h"
 
 namespace spectrumkv {
@@ -26,7 +27,24 @@ enum class Allocator {
   kOptimal,
 };
 
-enum class ImportanceSource { kUnspecified = 0, kScores, kPosition, kKeyNorm, kNone };
+enum class ImportanceSource { kUnspecified = 0, kScores, kPosition, kKeyNorm, kNone, kRecentQueries };
+
+// The last queries of one layer, with RoPE applied as the keys in the cache have it.
+struct LayerQueries {
+  uint32_t layer = 0;        // index in the model
+  std::string words;         // [positions, query_heads, head_dim], little-endian, of RecentQueries::data_type
+  uint32_t query_heads = 0;  // a multiple of the layer's KV heads
+  double softmax_scale = 0;  // 0: 1 / sqrt(head_dim)
+  double logit_soft_cap = 0;
+  uint32_t window_tokens = 0;  // 0: the group's own
+};
+
+// Of 1 to 64 ascending positions of the request; tokens matter by the attention they receive from them.
+struct RecentQueries {
+  DataType data_type = DataType::kFloat16;
+  std::vector<uint32_t> positions;
+  std::vector<LayerQueries> layers;
+};
 
 // How tokens are coded. What is not set is the sending daemon's default.
 struct Policy {
@@ -42,6 +60,7 @@ struct Policy {
   ImportanceSource importance = ImportanceSource::kUnspecified;
   std::vector<float> scores;  // token_count values, or layers * token_count with scores_per_layer
   bool scores_per_layer = false;
+  std::optional<RecentQueries> queries;  // for kRecentQueries, of a source that is written whole
   double decay_lambda = 0;
   std::optional<uint32_t> sinks;
   bool strict_budget = false;
