@@ -12,6 +12,7 @@ function(spectrumkv_check_headers)
   endforeach()
   add_library(check_headers OBJECT EXCLUDE_FROM_ALL ${sources})
   target_compile_options(check_headers PRIVATE -O0 -g0)
+  target_include_directories(check_headers PRIVATE ${PROJECT_SOURCE_DIR}/client/sdk) # as they include one another
   target_link_libraries(check_headers PRIVATE spectrumkv_flags spectrumkv_proto gRPC::grpc++ absl::status absl::statusor
     Threads::Threads)
 endfunction()

@@ -11,5 +11,6 @@ endfunction()
 
 spectrumkv_compile_alone(client/cpp pool.cc)
 spectrumkv_compile_alone(client/ctl pool_commands.cc transfer_commands.cc)
+spectrumkv_compile_alone(server/pool overlap.cc)
 spectrumkv_compile_alone(server/stream peer_server.cc stream_core.cc)
 spectrumkv_compile_alone(server/transfer link.cc manager.cc parking.cc receiver.cc sender_plan.cc)

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <fstream>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -52,6 +52,10 @@ absl::StatusOr<Response> CallWithPool(Stub* stub, Method<Request, Response> meth
     if (response.ok() || again || ReasonOf(response.status()) != "STALE_EPOCH") return response;
     if (const absl::Status status = pool->Renew(generation); !status.ok()) return status;
   }
+}
+
+int64_t TimeoutOf(const Client::Options& options, int64_t timeout_ms) {
+  return timeout_ms > 0 ? timeout_ms : options.call_timeout_ms;
 }
 
 // Adds "authorization: Bearer TOKEN" to every call.
@@ -100,7 +104,7 @@ absl::Status Unreachable(const std::string& address) {
     address.copy(name.sun_path, sizeof(name.sun_path) - 1);
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd >= 0 && connect(fd, reinterpret_cast<const sockaddr*>(&name), sizeof(name)) != 0) {
-      words += std::string(": ") + std::strerror(errno);
+      words += ": " + std::generic_category().message(errno);
     }
     if (fd >= 0) close(fd);
   }
@@ -133,24 +137,24 @@ absl::StatusOr<std::unique_ptr<Pool>> Client::RegisterPool(const v1::PoolSchema&
   return Pool::Register(stub_, schema, lease_ttl_ms, options_.call_timeout_ms);
 }
 
-absl::StatusOr<v1::PlanResponse> Client::Plan(Pool* pool, v1::PlanRequest request) {
-  return CallWithPool(stub_.get(), &Stub::Plan, pool, std::move(request), options_.call_timeout_ms);
+absl::StatusOr<v1::PlanResponse> Client::Plan(Pool* pool, v1::PlanRequest request, int64_t timeout_ms) {
+  return CallWithPool(stub_.get(), &Stub::Plan, pool, std::move(request), TimeoutOf(options_, timeout_ms));
 }
 
-absl::Status Client::Send(Pool* pool, v1::SendRequest request) {
-  return CallWithPool(stub_.get(), &Stub::Send, pool, std::move(request), options_.call_timeout_ms).status();
+absl::Status Client::Send(Pool* pool, v1::SendRequest request, int64_t timeout_ms) {
+  return CallWithPool(stub_.get(), &Stub::Send, pool, std::move(request), TimeoutOf(options_, timeout_ms)).status();
 }
 
-absl::Status Client::Publish(Pool* pool, v1::PublishRequest request) {
-  return CallWithPool(stub_.get(), &Stub::Publish, pool, std::move(request), options_.call_timeout_ms).status();
+absl::Status Client::Publish(Pool* pool, v1::PublishRequest request, int64_t timeout_ms) {
+  return CallWithPool(stub_.get(), &Stub::Publish, pool, std::move(request), TimeoutOf(options_, timeout_ms)).status();
 }
 
-absl::Status Client::Expect(Pool* pool, v1::ExpectRequest request) {
-  return CallWithPool(stub_.get(), &Stub::Expect, pool, std::move(request), options_.call_timeout_ms).status();
+absl::Status Client::Expect(Pool* pool, v1::ExpectRequest request, int64_t timeout_ms) {
+  return CallWithPool(stub_.get(), &Stub::Expect, pool, std::move(request), TimeoutOf(options_, timeout_ms)).status();
 }
 
-absl::Status Client::Fetch(Pool* pool, v1::FetchRequest request) {
-  return CallWithPool(stub_.get(), &Stub::Fetch, pool, std::move(request), options_.call_timeout_ms).status();
+absl::Status Client::Fetch(Pool* pool, v1::FetchRequest request, int64_t timeout_ms) {
+  return CallWithPool(stub_.get(), &Stub::Fetch, pool, std::move(request), TimeoutOf(options_, timeout_ms)).status();
 }
 
 absl::Status Client::Advance(const std::string& transfer_id, uint32_t layers, uint32_t tokens,
@@ -160,6 +164,16 @@ absl::Status Client::Advance(const std::string& transfer_id, uint32_t layers, ui
   request.set_layers(layers);
   request.set_tokens(tokens);
   request.mutable_scores()->Add(scores.begin(), scores.end());
+  return Call(stub_.get(), &Stub::Advance, request, options_.call_timeout_ms).status();
+}
+
+absl::Status Client::Advance(const std::string& transfer_id, uint32_t layers, uint32_t tokens,
+                             const v1::RecentQueries& queries) {
+  v1::AdvanceRequest request;
+  request.set_transfer_id(transfer_id);
+  request.set_layers(layers);
+  request.set_tokens(tokens);
+  *request.mutable_queries() = queries;
   return Call(stub_.get(), &Stub::Advance, request, options_.call_timeout_ms).status();
 }
 

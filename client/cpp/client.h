@@ -8,8 +8,8 @@
 //   absl::StatusOr<v1::TransferReport> report = (*client)->Wait(key, 30000);
 //
 // Calls that take a Pool fill in its reference; answered STALE_EPOCH (the daemon has restarted), they register the pool
-// again and try once more. Errors are those of the daemon (ReasonOf in status.h), or UNAVAILABLE without a reason where
-// it cannot be reached.
+// again and try once more. What is refused for want of room is the caller's to repeat: Retry in retry.h. Errors are
+// those of the daemon (ReasonOf in status.h), or UNAVAILABLE without a reason where it cannot be reached.
 #pragma once
 
 #include <cstdint>
@@ -45,15 +45,19 @@ class Client {
   // lease_ttl_ms 0: the daemon's default. The pool holds its own share of the connection and may outlive the client.
   absl::StatusOr<std::unique_ptr<Pool>> RegisterPool(const v1::PoolSchema& schema, int64_t lease_ttl_ms = 0);
 
-  absl::StatusOr<v1::PlanResponse> Plan(Pool* pool, v1::PlanRequest request);
-  absl::Status Send(Pool* pool, v1::SendRequest request);
-  absl::Status Publish(Pool* pool, v1::PublishRequest request);
-  absl::Status Expect(Pool* pool, v1::ExpectRequest request);
-  absl::Status Fetch(Pool* pool, v1::FetchRequest request);
+  // timeout_ms 0: Options::call_timeout_ms. It does not count the registering after a STALE_EPOCH.
+  absl::StatusOr<v1::PlanResponse> Plan(Pool* pool, v1::PlanRequest request, int64_t timeout_ms = 0);
+  absl::Status Send(Pool* pool, v1::SendRequest request, int64_t timeout_ms = 0);
+  absl::Status Publish(Pool* pool, v1::PublishRequest request, int64_t timeout_ms = 0);
+  absl::Status Expect(Pool* pool, v1::ExpectRequest request, int64_t timeout_ms = 0);
+  absl::Status Fetch(Pool* pool, v1::FetchRequest request, int64_t timeout_ms = 0);
 
   // "Layers < layers are written for tokens < tokens." scores: importance of tokens 0..tokens-1, or empty.
   absl::Status Advance(const std::string& transfer_id, uint32_t layers, uint32_t tokens,
                        const std::vector<float>& scores = {});
+  // With the last queries of written layers, of a transfer opened with IMPORTANCE_SOURCE_RECENT_QUERIES.
+  absl::Status Advance(const std::string& transfer_id, uint32_t layers, uint32_t tokens,
+                       const v1::RecentQueries& queries);
 
   // Sees LayersReady and Progress. Called from the thread that waits.
   using EventCallback = std::function<void(const v1::WatchTransferResponse& event)>;

@@ -11,6 +11,7 @@ namespace spectrumkv::client {
 namespace {
 
 constexpr int64_t kFirstRetryMs = 50, kMaxRetryMs = 2000;
+constexpr int64_t kMaxAskedMs = 60'000;  // of a delay that the daemon asks for
 
 std::chrono::system_clock::time_point In(int64_t milliseconds) {
   return std::chrono::system_clock::now() + std::chrono::milliseconds(milliseconds);
@@ -146,8 +147,10 @@ void Pool::Run() {
       if (event == "UNREGISTERED") return;
       changed_.wait_for(lock, std::chrono::milliseconds(retry_ms), [this] { return stopping_; });
     }
-    const bool again = Renew(held_generation).ok();
-    retry_ms = again ? kFirstRetryMs : std::min(retry_ms * 2, kMaxRetryMs);
+    const absl::Status renewed = Renew(held_generation);
+    retry_ms = renewed.ok() ? kFirstRetryMs
+                            : std::max(std::min(retry_ms * 2, kMaxRetryMs),
+                                       std::min(RetryAfterMsOf(renewed), kMaxAskedMs));
   }
 }
 

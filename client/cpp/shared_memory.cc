@@ -1,6 +1,5 @@
 #include "client/cpp/shared_memory.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -9,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <random>
 #include <system_error>
 #include <utility>
@@ -83,13 +83,11 @@ bool IsStale(const std::string& path, bool remove) {
 
 std::vector<std::string> SweepStaleSegments(const std::string& directory, const std::string& prefix, bool remove) {
   std::vector<std::string> names;
-  DIR* const folder = ::opendir(directory.c_str());
-  if (folder == nullptr) return names;
-  while (const dirent* const entry = ::readdir(folder)) {
-    const std::string name = entry->d_name;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename();
     if (name.compare(0, prefix.size(), prefix) == 0 && IsStale(directory + "/" + name, remove)) names.push_back(name);
   }
-  ::closedir(folder);
   std::sort(names.begin(), names.end());
   return names;
 }

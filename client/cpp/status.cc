@@ -1,5 +1,6 @@
 #include "client/cpp/status.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "absl/strings/cord.h"
@@ -11,6 +12,7 @@ namespace {
 
 const char kErrorInfoUrl[] = "type.googleapis.com/google.rpc.ErrorInfo";
 const char kRetryInfoUrl[] = "type.googleapis.com/google.rpc.RetryInfo";
+constexpr int64_t kMaxDelaySeconds = 86'400;
 
 template <typename Message>
 Message PayloadOf(const absl::Status& status, const char* url) {
@@ -43,7 +45,8 @@ std::map<std::string, std::string> MetadataOf(const absl::Status& status) {
 int64_t RetryAfterMsOf(const absl::Status& status) {
   if (!status.GetPayload(kRetryInfoUrl).has_value()) return -1;
   const auto delay = PayloadOf<google::rpc::RetryInfo>(status, kRetryInfoUrl).retry_delay();
-  return delay.seconds() * 1000 + delay.nanos() / 1000000;
+  return std::clamp<int64_t>(delay.seconds(), 0, kMaxDelaySeconds) * 1000 +
+         std::clamp(delay.nanos(), 0, 999'999'999) / 1'000'000;
 }
 
 absl::Status MakeError(absl::StatusCode code, const std::string& reason, const std::string& message) {

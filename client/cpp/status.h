@@ -18,6 +18,7 @@ absl::Status FromGrpc(const grpc::Status& status);
 std::string ReasonOf(const absl::Status& status);
 std::map<std::string, std::string> MetadataOf(const absl::Status& status);
 // Milliseconds after which it makes sense to try again; -1 where the daemon did not say.
+// At most a day.
 int64_t RetryAfterMsOf(const absl::Status& status);
 
 // An error made on this side, with a reason as the daemon's have.

@@ -30,7 +30,12 @@ absl::StatusOr<int> Status(const Context& context, Args args) {
     std::fputs(ToJson(*status).c_str(), stdout);
     return status->ready() ? kOk : kCheckFailed;
   }
-  std::string supported, slots;
+  std::string supported, slots, gpus;
+  for (const v1::DeviceUsage& gpu : status->devices()) {
+    gpus += (gpus.empty() ? "" : "; ") + gpu.uuid() + " " + gpu.name() + ": " + Bytes(gpu.owned_bytes()) + " of pools, " +
+            std::to_string(gpu.imports()) + " imported, " + std::to_string(gpu.lanes()) + " lanes of " +
+            Bytes(gpu.lane_bytes()) + (gpu.failure().empty() ? "" : ", FAILED: " + gpu.failure());
+  }
   for (const std::string& name : status->backends_supported()) supported += (supported.empty() ? "" : ", ") + name;
   for (const v1::SlotUsage& usage : status->slots()) {
     slots += (slots.empty() ? "" : ", ") + usage.partition() + " " + std::to_string(usage.slots_used()) + "/" +
@@ -43,6 +48,7 @@ absl::StatusOr<int> Status(const Context& context, Args args) {
                     {"uptime", Seconds(status->uptime_seconds())},
                     {"epoch", std::to_string(status->epoch())},
                     {"backend", status->backend() + " (supported: " + supported + ")"},
+                    {"GPUs", gpus.empty() ? "none (" + status->no_device_reason() + ")" : gpus},
                     {"pools", std::to_string(status->pools())},
                     {"transfers", std::to_string(status->inflight_transfers()) + " in flight"},
                     {"staging", slots},

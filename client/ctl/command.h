@@ -40,5 +40,8 @@ std::vector<Command> TransferCommands();
 std::vector<Command> SendCommands();
 std::vector<Command> CodecCommands();
 std::vector<Command> SegmentCommands();
+std::vector<Command> DoctorCommands();
+std::vector<Command> TopCommands();
+std::vector<Command> ProfileCommands();
 
 }  // namespace spectrumkv::ctl

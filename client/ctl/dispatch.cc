@@ -22,7 +22,7 @@ const std::vector<Flag>& CommonFlags() {
        "WorkerService, or host:port; also SPECTRUMKV_WORKER_SOCKET; default " + std::string(kWorkerSocket)},
       {"worker-token-file", "PATH",
        "of a host:port, the daemon's worker.tcp_token_file; also SPECTRUMKV_WORKER_TOKEN_FILE"},
-      {"timeout", "SECONDS", "of each call; default 30"},
+      {"timeout", "SECONDS", "of each call, and of its repetitions where the daemon is full; default 30"},
       {"help", "", "print this"}};
   return flags;
 }
@@ -31,7 +31,7 @@ const std::vector<Command>& Commands() {
   static const std::vector<Command> commands = [] {
     std::vector<Command> all;
     for (const auto& group : {AdminCommands(), PoolCommands(), BlockCommands(), TransferCommands(), SendCommands(),
-                              CodecCommands(), SegmentCommands()}) {
+                              CodecCommands(), SegmentCommands(), DoctorCommands(), TopCommands(), ProfileCommands()}) {
       all.insert(all.end(), group.begin(), group.end());
     }
     return all;

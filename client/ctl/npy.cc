@@ -7,6 +7,7 @@
 #include <fstream>
 #include <regex>
 #include <sstream>
+#include <system_error>
 
 #include "client/cpp/status.h"
 
@@ -22,6 +23,10 @@ absl::Status Bad(const std::string& what) {
 
 absl::Status BadFile(const std::string& what) {
   return client::MakeError(absl::StatusCode::kInvalidArgument, "BAD_FILE", what);
+}
+
+absl::Status Failed(const char* verb, const std::string& path) {
+  return BadFile(std::string("cannot ") + verb + " " + path + ": " + std::generic_category().message(errno));
 }
 
 // 0 for an element type that is not used here.
@@ -54,10 +59,10 @@ absl::Status ParseHeader(const std::string& header, Array* array) {
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   struct stat info = {};
-  if (stat(path.c_str(), &info) != 0) return BadFile("cannot read " + path + ": " + std::strerror(errno));
+  if (stat(path.c_str(), &info) != 0) return Failed("read", path);
   if (!S_ISREG(info.st_mode)) return BadFile(path + " is not a regular file");
   std::ifstream file(path, std::ios::binary);
-  if (!file) return BadFile("cannot read " + path + ": " + std::strerror(errno));
+  if (!file) return Failed("read", path);
   std::string data(static_cast<size_t>(info.st_size), '\0');
   file.read(data.data(), info.st_size);
   if (file.gcount() != info.st_size)
@@ -70,7 +75,7 @@ absl::Status WriteFile(const std::string& path, const std::string& data) {
   file.write(data.data(), static_cast<std::streamsize>(data.size()));
   file.close();
   if (file) return absl::OkStatus();
-  return BadFile("cannot write " + path + ": " + std::strerror(errno));
+  return Failed("write", path);
 }
 
 absl::StatusOr<Array> ParseNpy(const std::string& file) {

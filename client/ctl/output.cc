@@ -8,15 +8,30 @@
 
 namespace spectrumkv::ctl {
 
-std::string ToJson(const google::protobuf::Message& message) {
+namespace {
+
+std::string Json(const google::protobuf::Message& message, bool whitespace) {
   google::protobuf::util::JsonPrintOptions options;
-  options.add_whitespace = true;
+  options.add_whitespace = whitespace;
   options.always_print_primitive_fields = true;
   options.preserve_proto_field_names = true;
   std::string json;
   if (!google::protobuf::util::MessageToJsonString(message, &json, options).ok()) return "{}\n";
-  return json;
+  return whitespace ? json : json + "\n";
 }
+
+// Names are their workers' own, and may be another user's: none moves the cursor of a terminal.
+std::string Shown(std::string text) {
+  for (char& c : text) {
+    if (std::iscntrl(static_cast<unsigned char>(c)) != 0) c = '?';
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string ToJson(const google::protobuf::Message& message) { return Json(message, true); }
+std::string ToJsonLine(const google::protobuf::Message& message) { return Json(message, false); }
 
 std::string Table(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths;
@@ -27,7 +42,7 @@ std::string Table(const std::vector<std::vector<std::string>>& rows) {
   std::string text;
   for (const auto& row : rows) {
     for (size_t i = 0; i < row.size(); ++i) {
-      text += row[i];
+      text += Shown(row[i]);
       if (i + 1 < row.size()) text += std::string(widths[i] - row[i].size() + 2, ' ');
     }
     text += '\n';

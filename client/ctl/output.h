@@ -14,6 +14,8 @@ namespace spectrumkv::ctl {
 
 // Pretty JSON with the field names of the proto, fields of value 0 included.
 std::string ToJson(const google::protobuf::Message& message);
+// The same in one line.
+std::string ToJsonLine(const google::protobuf::Message& message);
 
 // Columns as wide as their widest cell; the first row is the head.
 std::string Table(const std::vector<std::vector<std::string>>& rows);

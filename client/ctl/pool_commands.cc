@@ -27,12 +27,12 @@ absl::StatusOr<int> List(const Context& context, Args args) {
     return kOk;
   }
   std::vector<std::vector<std::string>> rows = {
-      {"POOL", "MODEL", "STATE", "LAYERS", "KV", "BLOCKS", "SENDING", "RECEIVING", "LEASE"}};
+      {"POOL", "MODEL", "STATE", "LAYERS", "KV", "BLOCKS", "SENDING", "RECEIVING", "LEASE", "OWNER"}};
   for (const v1::PoolInfo& pool : pools->pools()) {
     rows.push_back({pool.pool_id(), pool.model() + (pool.revision().empty() ? "" : "@" + pool.revision()), pool.state(),
                     std::to_string(pool.layers()), Bytes(pool.kv_bytes()), std::to_string(pool.blocks_total()),
                     std::to_string(pool.blocks_sending()), std::to_string(pool.blocks_receiving()),
-                    Seconds(static_cast<double>(pool.lease_remaining_ms()) / 1000)});
+                    Seconds(static_cast<double>(pool.lease_remaining_ms()) / 1000), pool.owner()});
   }
   std::fputs(Table(rows).c_str(), stdout);
   return kOk;
@@ -149,7 +149,7 @@ absl::StatusOr<v1::RegisterPoolResponse> CreatePool(const Context& context, clie
   request.set_request_id("ctl-" + std::to_string(::getpid()) + "-" + std::to_string(now));
   *request.mutable_schema() = *schema;
   request.set_lease_ttl_ms(static_cast<uint64_t>(lease_ms));
-  return CallWorker(worker, context.connection, &Worker::RegisterPool, request);
+  return CallWorkerPatiently(worker, context.connection, &Worker::RegisterPool, request);
 }
 
 std::vector<Command> PoolCommands() {

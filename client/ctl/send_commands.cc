@@ -66,7 +66,7 @@ absl::StatusOr<int> Begin(const Context& context, const Args& args, v1::Transfer
                           grpc::Status (Worker::*method)(grpc::ClientContext*, const Request&, Response*)) {
   const auto worker = ConnectWorker(context.connection);
   if (!worker.ok()) return worker.status();
-  const auto response = CallWorker(worker->get(), context.connection, method, request);
+  const auto response = CallWorkerPatiently(worker->get(), context.connection, method, request);
   if (!response.ok()) return response.status();
   if (args.Switch("wait")) {
     v1::TransferKey key;

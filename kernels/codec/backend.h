@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/codec/attend_queries.h"
 #include "kernels/format/chunk.h"
 #include "kernels/format/pieces.h"
 
@@ -117,6 +118,11 @@ class Backend {
   // left out of the mean.
   virtual void Spread(const ChunkDims& dims, const SourcePlane& plane, bool centred, uint32_t skip,
                       Workspace* workspace, uint8_t* out) const = 0;
+
+  // What the queries attend to in one head of K: out[tokens], for each token the sum of its softmax weights over the
+  // queries. dims.tokens may be that of a whole request. The workspace grows to about 16 MiB, more from 174,000 tokens on.
+  virtual void Attend(const ChunkDims& dims, const SourcePlane& k, uint32_t head, const AttendQueries& queries,
+                      Workspace* workspace, float* out) const = 0;
 };
 
 }  // namespace spectrumkv

@@ -2,12 +2,13 @@
 // that files compiled for an instruction set hold nothing but these functions.
 //
 // Values of a head are contiguous; all addresses need only the alignment of a byte. Nothing outside the ranges given
-// here is read or written. Formulas: proto/WIRE_FORMAT.md, kernels/codec/codec_math.h, kernels/codec/scan_math.h.
+// here is read or written. Formulas: proto/WIRE_FORMAT.md; codec_math.h, scan_math.h, attend_math.h of kernels/codec.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/codec/attend_queries.h"
 #include "kernels/format/types.h"
 
 namespace spectrumkv {
@@ -55,6 +56,14 @@ struct CellOps {
 
   // sums[t] = energy of token t, in the order of scan_math.h; with `means` [heads, head_dim], of value - mean.
   void (*spread)(const CellsIn& cells, const float* means, float* sums);
+
+  // One block of attend_math.h: keys of one head, at most kAttendTokens of them, the first at position first_position.
+  // weights: [count, kAttendTokens]; tops, sums: [count]; panel: kAttendTokens * head_dim floats of scratch, 64-byte aligned.
+  void (*attend)(const CellsIn& keys, uint32_t first_position, const AttendQueries& queries, float* panel,
+                 float* weights, float* tops, float* sums);
+
+  // scores[kAttendTokens] = fma(weight, factor, score), query after query, those whose factor is 0 left out.
+  void (*fold)(const float* weights, const float* factors, uint32_t count, float* scores);
 
   // Copies the words, cells one after another. Returns the magnitude word.
   uint32_t (*copy)(const CellsIn& cells, uint8_t* words);

@@ -5,13 +5,14 @@
 
 #include "kernels/codec/raw_words.h"
 #include "kernels/format/crc32c.h"
+#include "kernels/format/version.h"
 
 namespace spectrumkv {
 
 ChunkHeader HeaderOf(const ChunkDims& dims, const ChunkIdentity& identity, uint64_t chunk_bytes) {
   ChunkHeader header{};
   std::memcpy(header.magic, "SKV1", sizeof(header.magic));
-  header.version = 1;
+  header.version = kFormatVersion;
   header.header_bytes = kHeaderBytes;
   header.fence = identity.fence;
   header.chunk_index = identity.chunk_index;

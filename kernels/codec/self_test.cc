@@ -3,6 +3,7 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/codec/codec_math.h"
 #include "kernels/codec/registry.h"
 #include "kernels/format/crc32c.h"
 
@@ -15,13 +16,13 @@ struct SelfTestCase {
   uint32_t head_dim;
   DType dtype;
   uint64_t chunk_bytes;
-  uint32_t body_crc, decoded_crc, scan_crc, spread_crc;
+  uint32_t body_crc, decoded_crc, scan_crc, spread_crc, attend_crc;
 };
 
 constexpr SelfTestCase kCases[] = {
-    {128, DType::kFloat16, 30928, 0xAC4C7177, 0xFC1DE789, 0x235FD444, 0xD691E22D},
-    {64, DType::kBFloat16, 15712, 0x475CA90B, 0x97A5C9F4, 0x22F4B43F, 0x2303F6DB},
-    {80, DType::kFloat32, 27760, 0x6A81560A, 0x960ACB4C, 0xA3DC4766, 0x4DCCC4B6},
+    {128, DType::kFloat16, 30928, 0xAC4C7177, 0xFC1DE789, 0x235FD444, 0xD691E22D, 0x5DCEBAD9},
+    {64, DType::kBFloat16, 15712, 0x475CA90B, 0x97A5C9F4, 0x22F4B43F, 0x2303F6DB, 0xC7DE66EE},
+    {80, DType::kFloat32, 27760, 0x6A81560A, 0x960ACB4C, 0xA3DC4766, 0x4DCCC4B6, 0x377C54B0},
 };
 
 ChunkDims DimsOf(const SelfTestCase& test) { return ChunkDims{kTokens, kHeads, test.head_dim, test.dtype, true}; }
@@ -64,6 +65,30 @@ std::vector<Byte*> Rows(Byte* plane, size_t token_bytes) {
   return rows;
 }
 
+float WordValue(const uint8_t* from, DType dtype) {
+  uint32_t word = 0;
+  std::memcpy(&word, from, SizeOf(dtype));
+  return dtype == DType::kFloat32 ? BitsFloat(word) : dtype == DType::kFloat16 ? HalfToFloat(word) : BfloatToFloat(word);
+}
+
+// Six queries on head 1: keys of tokens 3, 14, ..., 58, an eighth of them and turned round, at the positions of those
+// tokens plus 5. All that they see, then a window of 20 with a soft cap of 2.5.
+uint32_t AttendCrc(const Backend& backend, const ChunkDims& dims, const SourcePlane& k, Workspace* workspace) {
+  constexpr uint32_t kQueries = 6;
+  std::vector<float> values;
+  uint32_t positions[kQueries];
+  for (uint32_t i = 0; i < kQueries; ++i) {
+    const uint32_t token = 3 + 11 * i;
+    positions[i] = token + 5;
+    const uint8_t* cell = k.rows[token] + k.head_stride_bytes;
+    for (uint32_t d = dims.head_dim; d-- > 0;) values.push_back(0.125f * WordValue(cell + d * k.dim_stride_bytes, dims.dtype));
+  }
+  float scores[2][kTokens];
+  backend.Attend(dims, k, 1, AttendQueries{values.data(), positions, kQueries, 0, 0.0f}, workspace, scores[0]);
+  backend.Attend(dims, k, 1, AttendQueries{values.data(), positions, kQueries, 20, 2.5f}, workspace, scores[1]);
+  return Crc32c(0, reinterpret_cast<const uint8_t*>(scores), sizeof(scores));
+}
+
 // What differs, or null.
 const char* RunCase(const Backend& backend, const SelfTestCase& test) {
   const ChunkDims dims = DimsOf(test);
@@ -91,6 +116,7 @@ const char* RunCase(const Backend& backend, const SelfTestCase& test) {
   backend.Spread(dims, k, true, 3, &workspace, spreads[0]);
   backend.Spread(dims, v, false, 0, &workspace, spreads[1]);
   if (Crc32c(0, spreads, sizeof(spreads)) != test.spread_crc) return "Spread";
+  if (AttendCrc(backend, dims, k, &workspace) != test.attend_crc) return "Attend";
 
   uint8_t tiers[kTokens];
   for (uint32_t t = 0; t < kTokens; ++t) {

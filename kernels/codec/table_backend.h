@@ -24,6 +24,8 @@ class TableBackend final : public Backend {
   void Scan(const ChunkDims& dims, const SourcePlane& plane, TokenScan* out) const override;
   void Spread(const ChunkDims& dims, const SourcePlane& plane, bool centred, uint32_t skip, Workspace* workspace,
               uint8_t* out) const override;
+  void Attend(const ChunkDims& dims, const SourcePlane& k, uint32_t head, const AttendQueries& queries,
+              Workspace* workspace, float* out) const override;
 
  private:
   const CellOps& ops_;

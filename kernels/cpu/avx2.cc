@@ -28,6 +28,18 @@ struct Avx2 {
   static F Sub(F a, F b) { return _mm256_sub_ps(a, b); }
   static F SubByFma(F a, F b) { return _mm256_fnmadd_ps(b, Set(1.0f), a); }
   static F Mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  static F Div(F a, F b) { return _mm256_div_ps(a, b); }
+  static F Fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static F Max(F a, F b) { return _mm256_max_ps(a, b); }
+  static F Abs(F x) { return _mm256_andnot_ps(Set(-0.0f), x); }
+  static F WithSignOf(F magnitude, F x) { return _mm256_or_ps(magnitude, _mm256_and_ps(x, Set(-0.0f))); }
+  // a <= b, which no NaN is.
+  static F SelectLe(F a, F b, F yes, F no) { return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LE_OQ)); }
+  // x times two to the power that the low bits of `shifted` hold.
+  static F AddExponent(F x, F shifted) {
+    const __m256i power = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), power));
+  }
 
   static __m128i Load128(const uint8_t* from) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)); }
   static void Store128(uint8_t* to, __m128i x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(to), x); }
@@ -177,7 +189,8 @@ constexpr CellOps kAvx2CellOps = SimdOps<Avx2>::Table("avx2");
 #else  // never called: the backend is not supported
 
 namespace spectrumkv {
-const CellOps kAvx2CellOps = {"avx2", nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+const CellOps kAvx2CellOps = {"avx2", nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+                              nullptr, nullptr};
 }  // namespace spectrumkv
 
 #endif

@@ -28,6 +28,20 @@ struct Avx512 {
   static F Sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static F SubByFma(F a, F b) { return _mm512_fnmadd_ps(b, Set(1.0f), a); }
   static F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static F Div(F a, F b) { return _mm512_div_ps(a, b); }
+  static F Fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F Max(F a, F b) { return _mm512_max_ps(a, b); }
+  static F Abs(F x) { return _mm512_andnot_ps(Set(-0.0f), x); }
+  static F WithSignOf(F magnitude, F x) { return _mm512_or_ps(magnitude, _mm512_and_ps(x, Set(-0.0f))); }
+  // a <= b, which no NaN is.
+  static F SelectLe(F a, F b, F yes, F no) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LE_OQ), no, yes);
+  }
+  // x times two to the power that the low bits of `shifted` hold.
+  static F AddExponent(F x, F shifted) {
+    const __m512i power = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), power));
+  }
 
   static __m256i Load256(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
   static void Store256(uint8_t* to, __m256i x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x); }
@@ -165,7 +179,8 @@ constexpr CellOps kAvx512CellOps = SimdOps<Avx512>::Table("avx512");
 #else  // never called: the backend is not supported
 
 namespace spectrumkv {
-const CellOps kAvx512CellOps = {"avx512", nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+const CellOps kAvx512CellOps = {"avx512", nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+                              nullptr, nullptr};
 }  // namespace spectrumkv
 
 #endif

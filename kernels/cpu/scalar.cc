@@ -1,6 +1,7 @@
 // The definition: the formulas of proto/WIRE_FORMAT.md in portable code, one cell at a time.
 #include <cstring>
 
+#include "kernels/codec/attend_math.h"
 #include "kernels/codec/cell_ops.h"
 #include "kernels/codec/codec_math.h"
 #include "kernels/codec/scan_math.h"
@@ -301,6 +302,40 @@ void Spread(const CellsIn& cells, const float* means, float* sums) {
   }
 }
 
+void Attend(const CellsIn& keys, uint32_t first_position, const AttendQueries& queries, float* panel, float* weights,
+            float* tops, float* sums) {
+  const uint32_t head_dim = keys.head_dim;
+  const float cap = queries.soft_cap, inverse_cap = cap == 0.0f ? 0.0f : 1.0f / cap;
+  for (uint32_t t = 0; t < keys.tokens; ++t) Widen(keys.rows[t], keys.dtype, head_dim, panel + size_t{t} * head_dim);
+  for (uint32_t q = 0; q < queries.count; ++q, weights += kAttendTokens) {
+    const float* query = queries.values + size_t{q} * head_dim;
+    const SeenTokens seen = SeenOf(queries.positions[q], queries.window, first_position, keys.tokens);
+    float top = kHiddenLogit;
+    for (uint32_t t = 0; t < kAttendTokens; ++t) {
+      weights[t] = kHiddenLogit;
+      if (t < seen.first || t >= seen.last) continue;
+      float dot = 0.0f;
+      for (uint32_t d = 0; d < head_dim; ++d) dot = __builtin_fmaf(query[d], panel[size_t{t} * head_dim + d], dot);
+      if (!(dot >= -kMaxLogit && dot <= kMaxLogit)) continue;
+      weights[t] = cap == 0.0f ? dot : SoftCap(dot, cap, inverse_cap);
+      top = weights[t] > top ? weights[t] : top;
+    }
+    float lanes[kAttendTokens];
+    for (uint32_t t = 0; t < kAttendTokens; ++t) {
+      lanes[t] = weights[t] = weights[t] == kHiddenLogit ? 0.0f : ExpOf(weights[t] - top);
+    }
+    tops[q] = top;
+    sums[q] = FoldEnergy(lanes);
+  }
+}
+
+void Fold(const float* weights, const float* factors, uint32_t count, float* scores) {
+  for (uint32_t q = 0; q < count; ++q, weights += kAttendTokens) {
+    if (factors[q] == 0.0f) continue;
+    for (uint32_t t = 0; t < kAttendTokens; ++t) scores[t] = __builtin_fmaf(weights[t], factors[q], scores[t]);
+  }
+}
+
 uint32_t Copy(const CellsIn& cells, uint8_t* words) {
   const size_t cell_bytes = size_t{cells.head_dim} * SizeOf(cells.dtype);
   return ForCells(cells, [&](const uint8_t* from, uint32_t) {
@@ -311,7 +346,7 @@ uint32_t Copy(const CellsIn& cells, uint8_t* words) {
 
 void Store(uint8_t* to, const uint8_t* words, size_t bytes) { std::memcpy(to, words, bytes); }
 
-constexpr CellOps kScalarOps = {"scalar", Magnitude, Energy, Accumulate, Spread, Copy, EncodeCells, DecodeCells, Store};
+constexpr CellOps kScalarOps = {"scalar", Magnitude, Energy, Accumulate, Spread, Attend, Fold, Copy, EncodeCells, DecodeCells, Store};
 
 }  // namespace
 

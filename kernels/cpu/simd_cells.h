@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/codec/cell_ops.h"
+#include "kernels/cpu/simd_attend.h"
 #include "kernels/cpu/simd_decode.h"
 #include "kernels/cpu/simd_encode.h"
 #include "kernels/cpu/simd_passes.h"
@@ -52,6 +53,13 @@ struct SimdOps {
     });
   }
 
+  static void Attend(const CellsIn& keys, uint32_t first_position, const AttendQueries& queries, float* panel,
+                     float* weights, float* tops, float* sums) {
+    WithType(keys.dtype, [&]<DType kType>() {
+      AttendBlock<V, kType>(keys, first_position, queries, panel, weights, tops, sums);
+    });
+  }
+
   static uint32_t Copy(const CellsIn& cells, uint8_t* words) {
     if (!HasFastPath(cells.head_dim)) return ScalarCellOps().copy(cells, words);
     return WithType(cells.dtype, [&]<DType kType>() { return CopyCells<kType>(cells, words); });
@@ -84,7 +92,7 @@ struct SimdOps {
   static void StoreWords(uint8_t* to, const uint8_t* words, size_t bytes) { StreamBytes(to, words, bytes); }
 
   static constexpr CellOps Table(const char* name) {
-    return CellOps{name, Magnitude, Energy, Accumulate, Spread, Copy, Encode, Decode, StoreWords};
+    return CellOps{name, Magnitude, Energy, Accumulate, Spread, Attend, FoldWeights<V>, Copy, Encode, Decode, StoreWords};
   }
 };
 

@@ -53,6 +53,19 @@ struct ScanArgs {
   uint8_t* scans;  // TokenScan[tokens]
 };
 
+// The most values that SpreadSampleOf samples of a token, of all numbers of heads and head sizes there are.
+constexpr uint32_t kSpreadValues = 256;
+
+struct SpreadArgs {
+  uint32_t tokens;
+  uint32_t head_dim;
+  uint32_t sample_heads, head_step, sample_dims;  // SpreadSampleOf
+  uint32_t centred;
+  uint32_t skip;
+  DevicePlane plane;
+  uint8_t* spreads;  // [tokens]
+};
+
 struct ZeroArgs {
   uint32_t first_token;
   uint32_t tokens;

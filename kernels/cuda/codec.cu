@@ -52,6 +52,13 @@ LaunchStatus LaunchScan(const ScanJob& job, Stream stream) {
   return launch.status();
 }
 
+LaunchStatus LaunchSpread(const SpreadJob& job, Stream stream) {
+  if (const char* wrong = Check(job)) return LaunchStatus{wrong, 0};
+  DeviceLauncher launch(stream);
+  RunSpread(job, launch);
+  return launch.status();
+}
+
 LaunchStatus LaunchZero(const ZeroJob& job, Stream stream) {
   if (const char* wrong = Check(job)) return LaunchStatus{wrong, 0};
   DeviceLauncher launch(stream);

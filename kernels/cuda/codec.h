@@ -84,6 +84,15 @@ struct ScanJob {
   TokenScan* scans = nullptr;  // [tokens]
 };
 
+// A sample of one plane, for the planner that weighs errors: as Backend::Spread.
+struct SpreadJob {
+  ChunkDims dims;
+  DevicePlane plane;
+  bool centred = false;
+  uint32_t skip = 0;           // first tokens that are left out of the mean
+  uint8_t* spreads = nullptr;  // [tokens]
+};
+
 // Zeroes tokens [first_token, tokens) of a plane: the unused rest of the last page.
 struct ZeroJob {
   ChunkDims dims;
@@ -104,6 +113,7 @@ size_t WorkspaceBytes(const ChunkDims& dims);
 LaunchStatus LaunchEncode(const EncodeJob& job, void* workspace, size_t workspace_bytes, Stream stream);
 LaunchStatus LaunchDecode(const DecodeJob& job, void* workspace, size_t workspace_bytes, Stream stream);
 LaunchStatus LaunchScan(const ScanJob& job, Stream stream);
+LaunchStatus LaunchSpread(const SpreadJob& job, Stream stream);
 LaunchStatus LaunchZero(const ZeroJob& job, Stream stream);
 
 // The devices this process could use, asked of the driver; without a driver or a device: 0, and why in words.

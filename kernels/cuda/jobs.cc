@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/codec/scan_math.h"
 #include "kernels/cuda/tuning.h"
 
 namespace spectrumkv::gpu {
@@ -112,6 +113,12 @@ const char* Check(const ScanJob& job) {
   return job.scans == nullptr || !Aligned(job.scans, 2) ? "scans" : nullptr;
 }
 
+const char* Check(const SpreadJob& job) {
+  if (const char* wrong = CheckDims(job.dims)) return wrong;
+  if (const char* wrong = CheckPlane(job.plane, "plane")) return wrong;
+  return job.spreads == nullptr ? "spreads" : nullptr;
+}
+
 const char* Check(const ZeroJob& job) {
   if (const char* wrong = CheckDims(job.dims)) return wrong;
   return CheckPlane(job.plane, "plane");
@@ -133,6 +140,21 @@ ChunkArgs ArgsOf(const DecodeJob& job, void* workspace) {
 
 ScanArgs ArgsOf(const ScanJob& job) {
   return ScanArgs{job.dims.tokens, job.dims.heads, job.dims.head_dim, job.plane, reinterpret_cast<uint8_t*>(job.scans)};
+}
+
+SpreadArgs ArgsOf(const SpreadJob& job) {
+  const SpreadSample sample = SpreadSampleOf(job.dims.heads, job.dims.head_dim);
+  SpreadArgs args{};
+  args.tokens = job.dims.tokens;
+  args.head_dim = job.dims.head_dim;
+  args.sample_heads = sample.heads;
+  args.head_step = sample.head_step;
+  args.sample_dims = sample.dims;
+  args.centred = job.centred ? 1 : 0;
+  args.skip = job.skip;
+  args.plane = job.plane;
+  args.spreads = job.spreads;
+  return args;
 }
 
 ZeroArgs ArgsOf(const ZeroJob& job) {

@@ -10,12 +10,14 @@ namespace spectrumkv::gpu {
 const char* Check(const EncodeJob& job, const void* workspace, size_t workspace_bytes);
 const char* Check(const DecodeJob& job, const void* workspace, size_t workspace_bytes);
 const char* Check(const ScanJob& job);
+const char* Check(const SpreadJob& job);
 const char* Check(const ZeroJob& job);
 
 // REQUIRES: checked.
 ChunkArgs ArgsOf(const EncodeJob& job, void* workspace);
 ChunkArgs ArgsOf(const DecodeJob& job, void* workspace);
 ScanArgs ArgsOf(const ScanJob& job);
+SpreadArgs ArgsOf(const SpreadJob& job);
 ZeroArgs ArgsOf(const ZeroJob& job);
 
 uint32_t BlocksFor(uint64_t work_items, uint32_t threads);

@@ -11,6 +11,7 @@ constexpr const char* kWhy = "this program was built without CUDA";
 LaunchStatus LaunchEncode(const EncodeJob&, void*, size_t, Stream) { return LaunchStatus{kWhy, 0}; }
 LaunchStatus LaunchDecode(const DecodeJob&, void*, size_t, Stream) { return LaunchStatus{kWhy, 0}; }
 LaunchStatus LaunchScan(const ScanJob&, Stream) { return LaunchStatus{kWhy, 0}; }
+LaunchStatus LaunchSpread(const SpreadJob&, Stream) { return LaunchStatus{kWhy, 0}; }
 LaunchStatus LaunchZero(const ZeroJob&, Stream) { return LaunchStatus{kWhy, 0}; }
 DeviceCount CountDevices() { return DeviceCount{0, kWhy}; }
 

@@ -9,6 +9,7 @@
 #include "kernels/cuda/jobs.h"
 #include "kernels/cuda/layout.cuh"
 #include "kernels/cuda/scan.cuh"
+#include "kernels/cuda/spread.cuh"
 
 namespace spectrumkv::gpu {
 
@@ -63,6 +64,14 @@ void RunScan(const ScanJob& job, Launcher& launch) {
   const ScanArgs args = ArgsOf(job);
   WithDType(job.dims.dtype, [&]<DType kType>() {
     launch(Scan<kType>, BlocksFor(uint64_t{args.tokens} * kScanLanes, kScanThreads), kScanThreads, args);
+  });
+}
+
+template <typename Launcher>
+void RunSpread(const SpreadJob& job, Launcher& launch) {
+  const SpreadArgs args = ArgsOf(job);
+  WithDType(job.dims.dtype, [&]<DType kType>() {
+    launch(Spread<kType>, BlocksFor(args.tokens, kSpreadTokens), kSpreadThreads, args);
   });
 }
 

@@ -15,6 +15,7 @@ constexpr uint32_t kLaneValues = 8;
 constexpr uint32_t kCellThreads = 128;      // encode, decode, centres: a group of lanes for each cell
 constexpr uint32_t kClassifyThreads = 128;  // a warp for each token
 constexpr uint32_t kScanThreads = 128;      // 8 lanes for each token
+constexpr uint32_t kSpreadThreads = 128;  // 8 lanes for each token of a run
 constexpr uint32_t kZeroThreads = 128;
 constexpr uint32_t kLayoutThreads = 256;  // one block for a chunk: >= 192, a thread for each byte of padding
 

@@ -4,19 +4,19 @@
 
 #include "kernels/format/chunk.h"
 #include "kernels/format/crc32c.h"
+#include "kernels/format/version.h"
 
 namespace spectrumkv {
 namespace {
 
 constexpr uint8_t kMagic[4] = {'S', 'K', 'V', '1'};
-constexpr uint16_t kVersion = 1;
 constexpr uint8_t kFlagV = 1;
 // Scale bytes from here on are the float16 infinities and NaNs, or negative.
 constexpr uint8_t kFirstBadScale8 = 0xF8;
 
 Refusal CheckHeader(const ChunkHeader& header) {
   if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) return Refusal::kBadMagic;
-  if (header.version != kVersion || header.header_bytes != kHeaderBytes) return Refusal::kUnsupportedVersion;
+  if (header.version != kFormatVersion || header.header_bytes != kHeaderBytes) return Refusal::kUnsupportedVersion;
   for (uint8_t byte : header.reserved) {
     if (byte != 0) return Refusal::kBadHeader;
   }

@@ -96,6 +96,7 @@ std::vector<CheckFailure> CheckTogether(const Config& config) {
   const Config::Transfer& transfer = config.transfer;
   CheckNotAbove("transfer.default_deadline_ms", transfer.default_deadline_ms, "transfer.max_deadline_ms",
                 transfer.max_deadline_ms, &failures);
+  CheckNotAbove("quality.trials_needed", config.quality.trials_needed, "quality.trials", config.quality.trials, &failures);
   const Config::Lease& lease = config.lease;
   CheckNotAbove("lease.min_ttl_ms", lease.min_ttl_ms, "lease.default_ttl_ms", lease.default_ttl_ms, &failures);
   CheckNotAbove("lease.default_ttl_ms", lease.default_ttl_ms, "lease.max_ttl_ms", lease.max_ttl_ms, &failures);

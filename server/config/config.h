@@ -107,7 +107,18 @@ struct Config {
     std::vector<std::string> tiers = {"RAW", "Q8", "Q4", "Q3", "Q2"};
     uint64_t sinks = 4;
     double decay_lambda = 0;
+    std::string profile_dir;  // "": none
   } policy;
+
+  // Which tiers a model may use (server/probe).
+  struct Quality {
+    std::string gate = "warn";  // off, warn, enforce
+    std::vector<std::string> gated_tiers = {"Q4", "Q3", "Q2", "P4"};
+    std::string verdicts_file;  // "": in memory alone
+    uint64_t trials = 3;        // of each kind
+    uint64_t trials_needed = 2;
+    double min_agreement = 0.9;
+  } quality;
 
   struct Log {
     std::string level = "info";   // debug, info, warning, error

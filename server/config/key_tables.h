@@ -21,5 +21,7 @@ FieldRef Ref(Lambda lambda) {
 
 // keys_worker.cc: who may call, and how much each may have.
 std::vector<KeySpec> MakeWorkerKeys();
+// keys_quality.cc: which tiers a model may use.
+std::vector<KeySpec> MakeQualityKeys();
 
 }  // namespace spectrumkv

@@ -199,8 +199,8 @@ std::vector<KeySpec> MakeMemoryKeys() {
        65536,
        {},
        "The same for chunks that came in and are not decoded yet. Apart from memory.send_slots, so that two daemons "
-       "that "
-       "send to each other cannot block each other."},
+       "that send to each other cannot block each other. A quarter of them is kept for transfers that have none yet, so "
+       "that sources which pause hold up nobody else's."},
       {"memory.slot_bytes",
        KeyKind::kBytes,
        Ref(FIELD(memory.slot_bytes)),
@@ -232,8 +232,8 @@ std::vector<KeySpec> MakeMemoryKeys() {
        0,
        0,
        {},
-       "Whether a transfer that cannot use a faster path may be coded on the host. Where false it fails instead: no "
-       "silent loss of speed."},
+       "Whether chunks of GPU pools may be copied through host memory once more, where the staging slots cannot be pinned. "
+       "Where false such pools are refused: no silent loss of speed. The values of a GPU pool are never coded on the host."},
       {"codec.backend",
        KeyKind::kChoice,
        Ref(FIELD(codec.backend)),
@@ -291,7 +291,7 @@ std::vector<KeySpec> MakeTransferKeys() {
        kHourMs,
        {},
        "A peer that is silent for so long fails the transfer. Heartbeats are sent every third of it, so a slow prefill "
-       "does not."},
+       "does not. A connection that delivers nothing for two thirds of it, at most 10 s, is broken off and made anew."},
       {"transfer.max_active",
        KeyKind::kCount,
        Ref(FIELD(transfer.max_active)),
@@ -417,6 +417,20 @@ std::vector<KeySpec> MakePolicyKeys() {
        1000,
        {},
        "Importance is multiplied by exp(-decay_lambda * distance to the end). 0 leaves it as it is."},
+      {"policy.profile_dir",
+       KeyKind::kFile,
+       Ref(FIELD(policy.profile_dir)),
+       "path",
+       0,
+       0,
+       {},
+       "Directory of model profiles, read at the start: *.yaml as spectrumkvctl profile writes them, one for each model and "
+       "revision. Models without one get what suits every model."},
+  };
+}
+
+std::vector<KeySpec> MakeProcessKeys() {
+  return {
       {"log.level",
        KeyKind::kChoice,
        Ref(FIELD(log.level)),
@@ -450,7 +464,7 @@ std::vector<KeySpec> MakePolicyKeys() {
 const std::vector<KeySpec>& AllKeys() {
   static const auto* const keys = [] {
     auto* all = new std::vector<KeySpec>;
-    for (auto make : {MakeWorkerKeys, MakeServerKeys, MakeMemoryKeys, MakeTransferKeys, MakePolicyKeys}) {
+    for (auto make : {MakeWorkerKeys, MakeServerKeys, MakeMemoryKeys, MakeTransferKeys, MakePolicyKeys, MakeQualityKeys, MakeProcessKeys}) {
       for (KeySpec& key : make()) all->push_back(std::move(key));
     }
     return all;

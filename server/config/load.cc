@@ -1,25 +1,20 @@
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <map>
 #include <set>
-#include <system_error>
 #include <utility>
 
 #include "server/base/status.h"
 #include "server/config/checks.h"
 #include "server/config/config.h"
 #include "server/config/keys.h"
+#include "server/config/text_file.h"
 #include "server/config/value.h"
 #include "server/config/yaml_reader.h"
 
 namespace spectrumkv {
 namespace {
 
-constexpr size_t kMaxFileBytes = 1 << 20;
+constexpr const char* kWhat = "configuration file";
 constexpr size_t kMaxErrors = 100;
 
 // Edit distance, as far as it matters for a suggestion.
@@ -256,46 +251,11 @@ class Loader {
   std::vector<std::string> errors_;
 };
 
-absl::Status FileError(absl::StatusCode code, const std::string& path, const std::string& what) {
-  return MakeError(code, "CONFIG_FILE", "configuration file " + path + " " + what, {{"file", path}});
-}
-
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  // O_NONBLOCK: a FIFO must not hang the start.
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0)
-    return FileError(absl::StatusCode::kNotFound, path,
-                     std::string("cannot be opened: ") + std::generic_category().message(errno));
-  struct stat info {};
-  std::string text(kMaxFileBytes + 1, '\0');
-  size_t size = 0;
-  absl::Status status;
-  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-    status = FileError(absl::StatusCode::kInvalidArgument, path, "is not a regular file");
-  }
-  while (status.ok() && size < text.size()) {
-    const ssize_t got = read(fd, text.data() + size, text.size() - size);
-    if (got == 0) break;
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) {
-      status = FileError(absl::StatusCode::kInvalidArgument, path,
-                         std::string("cannot be read: ") + std::generic_category().message(errno));
-    } else {
-      size += static_cast<size_t>(got);
-    }
-  }
-  close(fd);
-  if (!status.ok()) return status;
-  if (size > kMaxFileBytes) return FileError(absl::StatusCode::kInvalidArgument, path, "is larger than 1 MiB");
-  text.resize(size);
-  return text;
-}
-
 }  // namespace
 
 absl::StatusOr<Config> LoadConfigText(const std::string& name, const std::string& yaml, const ConfigSources& sources) {
-  if (yaml.size() > kMaxFileBytes) {
-    return FileError(absl::StatusCode::kInvalidArgument, name, "is larger than 1 MiB");
+  if (yaml.size() > kMaxTextFileBytes) {
+    return TextFileError(absl::StatusCode::kInvalidArgument, kWhat, name, "is larger than 1 MiB");
   }
   Loader loader;
   loader.ApplyYaml(name, yaml);
@@ -307,7 +267,7 @@ absl::StatusOr<Config> LoadConfigText(const std::string& name, const std::string
 absl::StatusOr<Config> LoadConfig(const ConfigSources& sources) {
   std::string text;
   if (!sources.file.empty()) {
-    absl::StatusOr<std::string> read = ReadFile(sources.file);
+    absl::StatusOr<std::string> read = ReadTextFile(kWhat, sources.file);
     if (!read.ok()) return read.status();
     text = *std::move(read);
   }

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/status.h"
+#include "server/encode/device_encode.h"
 
 namespace spectrumkv {
 namespace {
@@ -45,6 +46,19 @@ void ReadGenerations(const EncodeSource& source, const ChunkCut& cut, std::vecto
 
 bool IsRawThroughout(const PlannedChunk& chunk) {
   return std::all_of(chunk.tier_map.begin(), chunk.tier_map.end(), [](uint8_t tiers) { return tiers == 0; });
+}
+
+EncodeResult EncodeOnHost(const Backend& backend, const EncodeSource& source, const PlannedChunk& chunk,
+                          const ChunkIdentity& identity, EncodeScratch* scratch, uint8_t* out, uint64_t capacity,
+                          std::vector<Piece>* lent) {
+  const SourcePlanes planes = PlanesOf(source, chunk.cut, scratch);
+  if (!source.hold->has_generations() && IsRawThroughout(chunk)) {
+    const EncodeResult framed = backend.FrameRaw(planes.dims, identity, planes.k, planes.values(), out, lent);
+    if (framed.chunk_bytes != 0) return framed;
+  }
+  lent->clear();
+  return backend.Encode(planes.dims, identity, planes.k, planes.values(), chunk.tier_map.data(), &scratch->workspace,
+                        out, capacity);
 }
 
 absl::Status SourceChanged(const ChunkCut& cut, const char* how) {
@@ -105,15 +119,13 @@ absl::StatusOr<EncodeResult> EncodeChunk(const Backend& backend, const EncodeSou
   identity.layer = layer.layer;
   identity.token_first = cut.token_first;
   identity.head_first = static_cast<uint16_t>(group.head_first);
-  const SourcePlanes planes = PlanesOf(source, cut, scratch);
   EncodeResult result;
-  if (!source.hold->has_generations() && IsRawThroughout(chunk)) {
-    result = backend.FrameRaw(planes.dims, identity, planes.k, planes.values(), out, lent);
-  }
-  if (result.chunk_bytes == 0) {
-    lent->clear();
-    result = backend.Encode(planes.dims, identity, planes.k, planes.values(), chunk.tier_map.data(),
-                            &scratch->workspace, out, capacity);
+  if (source.hold->device() != nullptr) {
+    auto coded = EncodeOnDevice(source, chunk, identity, scratch, out, capacity);
+    if (!coded.ok()) return coded.status();
+    result = *coded;
+  } else {
+    result = EncodeOnHost(backend, source, chunk, identity, scratch, out, capacity, lent);
   }
   if (SourceWasWritten(source, cut, scratch)) return SourceChanged(cut, "changed");
   if (absl::Status health = source.hold->Health(); !health.ok()) return health;

@@ -53,11 +53,12 @@ SourcePlanes PlanesOf(const EncodeSource& source, const ChunkCut& cut, EncodeScr
 void FillKeptRows(const EncodeSource& source, uint32_t layer_index, PlaneId plane, uint32_t first, uint32_t count,
                   uint8_t** rows);
 
-// Encodes into out[0, capacity). Errors: FAILED_PRECONDITION SOURCE_CHANGED (a block's generation is odd or changed
-// while it was read, or the values are not those that were scanned), SEGMENT_FAILED; INTERNAL ENCODE_OVERFLOW. Where
-// escapes were not known, chunk_bytes other than the planned ones say that there are some: nothing to send.
+// Encodes into out[0, capacity), by `backend` or, where the blocks are on a GPU, there. Errors: those of the device;
+// FAILED_PRECONDITION SOURCE_CHANGED (a block's generation is odd or changed while it was read, or the values are not
+// those that were scanned), SEGMENT_FAILED; INTERNAL ENCODE_OVERFLOW. Where escapes were not known, chunk_bytes other than
+// the planned ones say that there are some: nothing to send.
 //
-// A chunk that is RAW throughout is not copied where the source's layout allows it: `lent` then says where its words
+// A chunk that is RAW throughout is not copied where the source is in host memory and its layout allows it: `lent` then says where its words
 // lie in the source's memory, to be sent after the first chunk_bytes - LentBytes(*lent) bytes of `out`. They must be
 // sent as they are now, or the receiver refuses them; a source with generations, which may be written to, is always
 // copied.

@@ -51,6 +51,13 @@ absl::Status WriteReadyFile(const std::string& path, const DaemonAddresses& addr
   return absl::OkStatus();
 }
 
+std::string SelfAddress(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  const std::string host = address.substr(0, colon);
+  if (host == "0.0.0.0" || host.empty()) return "127.0.0.1" + address.substr(colon);
+  return host == "[::]" ? "[::1]" + address.substr(colon) : address;
+}
+
 std::string WithPort(const std::string& address, int port) {
   return address.substr(0, address.rfind(':')) + ":" + std::to_string(port);
 }

@@ -18,6 +18,10 @@ struct DaemonAddresses {
 // Unavailable, reason READY_FILE.
 absl::Status WriteReadyFile(const std::string& path, const DaemonAddresses& addresses, uint64_t epoch);
 
+// Where a daemon that listens on `address` reaches itself: "0.0.0.0:7" is "127.0.0.1:7", "[::]:7" is "[::1]:7", others
+// are what they are.
+std::string SelfAddress(const std::string& address);
+
 // "host:0" and 7 -> "host:7".
 std::string WithPort(const std::string& address, int port);
 

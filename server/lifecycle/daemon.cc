@@ -1,19 +1,18 @@
 #include "server/lifecycle/daemon.h"
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstring>
 #include <string>
-#include <thread>
+#include <system_error>
 #include <utility>
 
 #include "cmake/version.h"
 #include "kernels/codec/registry.h"
 #include "kernels/cpu/cpu_backends.h"
+#include "kernels/cuda/runtime.h"
 #include "server/base/caller.h"
 #include "server/base/clock.h"
 #include "server/base/executor.h"
@@ -24,16 +23,19 @@
 #include "server/lifecycle/caller_table.h"
 #include "server/lifecycle/certificate_watch.h"
 #include "server/lifecycle/drain.h"
+#include "server/lifecycle/gate_keeper.h"
 #include "server/lifecycle/gauges.h"
 #include "server/lifecycle/grpc_log.h"
 #include "server/lifecycle/grpc_servers.h"
+#include "server/lifecycle/options_of.h"
 #include "server/lifecycle/socket_guard.h"
-#include "server/memory/available.h"
+#include "server/memory/device.h"
 #include "server/memory/slot_pool.h"
 #include "server/memory/threads.h"
 #include "server/metrics/metrics.h"
 #include "server/pool/pool.h"
 #include "server/service/admin_service.h"
+#include "server/service/probe_service.h"
 #include "server/service/worker_service.h"
 #include "server/stream/grpc_transport.h"
 #include "server/stream/peer_server.h"
@@ -52,51 +54,6 @@ constexpr char kOverall[] = "";
 constexpr char kReadiness[] = "readiness";
 constexpr char kLiveness[] = "liveness";
 
-PeerSecurity SecurityOf(const Config& config) {
-  PeerSecurity security;
-  security.mode = config.peer.security == "plain" ? PeerSecurity::Mode::kPlain : PeerSecurity::Mode::kMtls;
-  security.cert_file = config.peer.tls.certificate_file;
-  security.key_file = config.peer.tls.private_key_file;
-  security.ca_file = config.peer.tls.ca_file;
-  security.identities = config.peer.identities;
-  return security;
-}
-
-PoolLimits PoolLimitsOf(const Config& config) {
-  PoolLimits limits;
-  limits.shared_dir = config.memory.shared_dir;
-  limits.shm_prefix = config.memory.shm_prefix;
-  limits.allowed_owners = UidsOf(config.memory.allowed_owners);
-  limits.token_owners = {geteuid()};
-  limits.max_pools_per_user = static_cast<uint32_t>(config.quota.pools_per_user);
-  limits.max_holds_per_user = static_cast<uint32_t>(config.quota.holds_per_user);
-  limits.max_bytes_per_user = config.quota.user_bytes;
-  limits.max_owned_bytes = config.memory.max_owned_bytes;
-  limits.max_pools = static_cast<uint32_t>(config.memory.max_pools);
-  limits.max_chunk_bytes = kMaxChunkKvBytes;
-  limits.lease_default_ttl_ms = static_cast<int64_t>(config.lease.default_ttl_ms);
-  limits.lease_min_ttl_ms = static_cast<int64_t>(config.lease.min_ttl_ms);
-  limits.lease_max_ttl_ms = static_cast<int64_t>(config.lease.max_ttl_ms);
-  return limits;
-}
-
-absl::Status CheckStaging(const Config::Memory& memory) {
-  return CheckMemory("memory.send_slots (" + std::to_string(memory.send_slots) + ") and memory.receive_slots (" +
-                         std::to_string(memory.receive_slots) + ") of memory.slot_bytes (" +
-                         std::to_string(memory.slot_bytes) + ") need",
-                     (memory.send_slots + memory.receive_slots) * memory.slot_bytes);
-}
-
-size_t Cores() { return std::max(1u, std::thread::hardware_concurrency()); }
-
-size_t CodecThreads(const Config& config) {
-  return config.codec.threads == 0 ? Cores() : static_cast<size_t>(config.codec.threads);
-}
-
-// All of them: the codec's, our own and the HTTP server's, and those gRPC starts by number of cores, some of them
-// later.
-size_t ThreadsNeeded(const Config& config) { return 30 + CodecThreads(config) + std::min<size_t>(4 * Cores(), 64); }
-
 // The error of a key's value, with the key.
 absl::Status Named(const std::string& key, const absl::Status& error) {
   Metadata metadata = MetadataOf(error);
@@ -104,27 +61,12 @@ absl::Status Named(const std::string& key, const absl::Status& error) {
   return MakeError(error.code(), ReasonOf(error), key + ": " + std::string(error.message()), metadata);
 }
 
-TransferOptions TransferOptionsOf(const Config& config, uint64_t epoch) {
-  TransferOptions options;
-  options.epoch = epoch;
-  options.compute_threads = static_cast<uint32_t>(CodecThreads(config));
-  options.progress_timeout_ms = static_cast<int64_t>(config.transfer.progress_timeout_ms);
-  options.streams = static_cast<uint32_t>(config.peer.streams);
-  options.credits_per_transfer = static_cast<uint32_t>(config.transfer.credits_per_transfer);
-  options.max_active = static_cast<uint32_t>(config.transfer.max_active);
-  options.max_active_per_user = static_cast<uint32_t>(config.quota.transfers_per_user);
-  options.max_active_per_pool = static_cast<uint32_t>(config.quota.transfers_per_pool);
-  options.max_waiting_peers = static_cast<uint32_t>(config.peer.max_waiting_transfers);
-  options.terminal_memory_ms = static_cast<int64_t>(config.transfer.terminal_memory_seconds) * 1000;
-  options.terminal_memory_count = static_cast<uint32_t>(config.transfer.terminal_memory_count);
-  return options;
-}
-
 }  // namespace
 
 class Daemon::Impl {
  public:
-  explicit Impl(const Config& config) : config_(config), epoch_(RandomU64()) {}
+  Impl(const Config& config, gpu::Runtime* gpus)
+      : config_(config), epoch_(RandomU64()), gpus_(gpus != nullptr ? gpus : gpu::CudaRuntime()) {}
   ~Impl() { Stop(); }
 
   absl::Status Start();
@@ -135,9 +77,11 @@ class Daemon::Impl {
 
  private:
   absl::Status StartCodec();
+  void FindDevices();
   absl::Status StartEngine();
   absl::Status StartServers();
   absl::Status StartHealth();
+  absl::Status StartPeer();
   absl::Status StartLocal(const std::string& name, const LocalServer::Options& options,
                           std::unique_ptr<SocketGuard>* guard, std::unique_ptr<LocalServer>* server);
   void WatchCertificates(const PeerSecurity& security);
@@ -147,6 +91,7 @@ class Daemon::Impl {
 
   const Config config_;
   const uint64_t epoch_;
+  gpu::Runtime* const gpus_;
   DaemonAddresses addresses_;
   int64_t started_ns_ = 0;
   std::atomic<bool> ready_{false};
@@ -158,15 +103,17 @@ class Daemon::Impl {
   std::unique_ptr<Clock> clock_;
   std::unique_ptr<ThreadPool> control_, compute_, calls_;
   std::unique_ptr<SlotPool> send_slots_, receive_slots_;
+  std::unique_ptr<Devices> devices_;
   std::unique_ptr<PoolRegistry> pools_;
   std::unique_ptr<GrpcTransport> transport_;
   std::unique_ptr<TransferManager> transfers_;
+  std::unique_ptr<GateKeeper> gate_;
   std::unique_ptr<DrainController> drain_;
   std::shared_ptr<CallerTable> callers_;
   std::unique_ptr<GaugeRefresher> gauges_;
   ServiceContext context_;
   AdminHooks hooks_;
-  std::unique_ptr<grpc::Service> worker_service_, admin_service_;
+  std::unique_ptr<grpc::Service> worker_service_, probe_service_, admin_service_;
   std::unique_ptr<LocalServer> health_;
   std::unique_ptr<SocketGuard> worker_guard_, admin_guard_;
   std::unique_ptr<LocalServer> worker_, admin_;
@@ -191,6 +138,24 @@ absl::Status Daemon::Impl::StartCodec() {
   return absl::OkStatus();
 }
 
+void Daemon::Impl::FindDevices() {
+  Devices::Options options;
+  // One for each thread that codes, so that none waits for a lane.
+  options.lanes_per_device = static_cast<uint32_t>(CodecThreads(config_));
+  options.allow_unpinned = config_.memory.allow_host_fallback;
+  devices_ = Devices::Find(gpus_, options);
+  const auto [staging, staging_bytes] = send_slots_->memory();
+  devices_->PinWhenUsed(staging, staging_bytes);
+  if (!devices_->why_none().ok()) {
+    SPECTRUMKV_LOG(kInfo, "lifecycle", "no GPU: pools are in host memory",
+                   {"reason", ReasonOf(devices_->why_none())}, {"error", std::string(devices_->why_none().message())});
+  }
+  for (const auto& device : devices_->all()) {
+    SPECTRUMKV_LOG(kInfo, "lifecycle", "GPU", {"device", device->uuid()}, {"name", device->name()},
+                   {"memory_bytes", device->total_bytes()});
+  }
+}
+
 absl::Status Daemon::Impl::StartEngine() {
   if (absl::Status room = CheckStaging(config_.memory); !room.ok()) return room;
   clock_ = NewSystemClock();
@@ -202,10 +167,12 @@ absl::Status Daemon::Impl::StartEngine() {
   receive_slots_ =
       std::make_unique<SlotPool>(config_.memory.receive_slots, config_.memory.slot_bytes, SlotPool::Backing::kNone);
 
+  FindDevices();
+
   // Where there is none, FILE segments are refused one by one; whoever uses no files needs none.
   if (mkdir(config_.memory.shared_dir.c_str(), 0770) != 0 && errno != EEXIST) {
     SPECTRUMKV_LOG(kWarning, "lifecycle", "memory.shared_dir cannot be made: FILE segments will be refused",
-                   {"memory.shared_dir", config_.memory.shared_dir}, {"error", strerror(errno)});
+                   {"memory.shared_dir", config_.memory.shared_dir}, {"error", std::generic_category().message(errno)});
   }
   PoolEvents events;
   events.lease_expired = [metrics = metrics_.get()](const std::string& kind) {
@@ -218,11 +185,12 @@ absl::Status Daemon::Impl::StartEngine() {
                                : quota == PoolQuota::kBytes ? MetricQuota::kBytes
                                                             : MetricQuota::kHolds);
   };
-  pools_ = PoolRegistry::Create(PoolLimitsOf(config_), epoch_, clock_.get(), std::move(events));
+  pools_ = PoolRegistry::Create(PoolLimitsOf(config_), epoch_, clock_.get(), std::move(events), devices_.get());
 
   GrpcTransportOptions transport;
   transport.security = SecurityOf(config_);
   transport.connect_timeout_ms = static_cast<int64_t>(config_.peer.connect_timeout_ms);
+  transport.undelivered_timeout_ms = UndeliveredTimeoutMs(config_);
   transport.max_message_bytes = config_.peer.max_message_bytes;
   auto made = GrpcTransport::Create(transport);
   if (!made.ok()) return made.status();
@@ -298,13 +266,24 @@ absl::Status Daemon::Impl::StartLocal(const std::string& name, const LocalServer
 absl::Status Daemon::Impl::StartServers() {
   auto defaults = DefaultsOf(config_);
   if (!defaults.ok()) return defaults.status();
+  auto profiles = LoadProfiles(config_.policy.profile_dir);
+  if (!profiles.ok()) return profiles.status();
+  for (const ProfileFile& profile : *profiles) {
+    SPECTRUMKV_LOG(kInfo, "lifecycle", "model profile", {"profile", profile.name}, {"model", profile.model},
+                   {"revision", profile.revision});
+  }
+  auto gate = GateKeeper::Open(config_, clock_.get(), metrics_.get());
+  if (!gate.ok()) return gate.status();
+  gate_ = *std::move(gate);
   context_.epoch = epoch_;
   context_.defaults = *std::move(defaults);
+  context_.defaults.profiles = *std::move(profiles);
   context_.pools = pools_.get();
   context_.transfers = transfers_.get();
   context_.metrics = metrics_.get();
   context_.caller_of = [callers = callers_](const std::string& peer) { return callers->Find(peer); };
   context_.backend = backend_;
+  context_.gate = gate_->gate();
   context_.calls = calls_.get();
   context_.compute = compute_.get();
   hooks_.status = [this] { return Status(); };
@@ -315,7 +294,14 @@ absl::Status Daemon::Impl::StartServers() {
   hooks_.backends = &backends_;
   hooks_.send_slots = send_slots_.get();
   hooks_.receive_slots = receive_slots_.get();
+  hooks_.probe_peer = [this](const std::string& peer, int64_t timeout_ms) {
+    const int64_t most_ms = std::min<int64_t>(static_cast<int64_t>(config_.peer.connect_timeout_ms), kProbeTimeoutMaxMs);
+    return transport_->Probe(peer, timeout_ms == 0 ? most_ms : timeout_ms);
+  };
+  hooks_.certificates = [security = SecurityOf(config_)] { return InspectCertificates(security); };
+  hooks_.devices = devices_.get();
   worker_service_ = NewWorkerService(&context_);
+  probe_service_ = NewProbeService(&context_);
   admin_service_ = NewAdminService(&context_, &hooks_);
 
   LocalServer::Options worker;
@@ -334,26 +320,20 @@ absl::Status Daemon::Impl::StartServers() {
       metrics->CountError(MetricStage::kQueue, refused.code());
     });
   }
-  worker.service = worker_service_.get();
+  worker.services = {worker_service_.get(), probe_service_.get()};
   worker.health = worker.reflection = true;
+  if (absl::Status peer = StartPeer(); !peer.ok()) return peer;
+  context_.self_peer = SelfAddress(peer_->address());
   absl::Status status = StartLocal("worker", worker, &worker_guard_, &worker_);
   if (!status.ok()) return status;
   LocalServer::Options admin;
   admin.socket = config_.admin.socket;
   admin.socket_key = "admin.socket";
-  admin.service = admin_service_.get();
+  admin.services = {admin_service_.get()};
   admin.reflection = true;
   status = StartLocal("admin", admin, &admin_guard_, &admin_);
   if (!status.ok()) return status;
 
-  PeerServerOptions peer;
-  peer.listen_address = config_.peer.listen_address;
-  peer.security = SecurityOf(config_);
-  peer.max_message_bytes = config_.peer.max_message_bytes;
-  auto peer_server = PeerServer::Start(peer, transfers_.get());
-  if (!peer_server.ok()) return peer_server.status();
-  peer_ = *std::move(peer_server);
-  if (peer.security.mode == PeerSecurity::Mode::kMtls) WatchCertificates(peer.security);
   auto exposer = MetricsExposer::Start(config_.metrics.listen_address, *metrics_);
   if (!exposer.ok()) return exposer.status();
   exposer_ = *std::move(exposer);
@@ -363,6 +343,21 @@ absl::Status Daemon::Impl::StartServers() {
   addresses_.worker_tcp = worker_->tcp_address();
   addresses_.peer = peer_->address();
   addresses_.metrics = WithPort(config_.metrics.listen_address, exposer_->port());
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::Impl::StartPeer() {
+  PeerServerOptions peer;
+  peer.listen_address = config_.peer.listen_address;
+  peer.security = SecurityOf(config_);
+  peer.undelivered_timeout_ms = UndeliveredTimeoutMs(config_);
+  peer.version = VersionText();
+  peer.epoch = epoch_;
+  peer.max_message_bytes = config_.peer.max_message_bytes;
+  auto server = PeerServer::Start(peer, transfers_.get());
+  if (!server.ok()) return server.status();
+  peer_ = *std::move(server);
+  if (peer.security.mode == PeerSecurity::Mode::kMtls) WatchCertificates(peer.security);
   return absl::OkStatus();
 }
 
@@ -422,6 +417,7 @@ void Daemon::Impl::Stop() {
   CountHandshakeFailuresIn(nullptr);
   // Transfers end while both sides can still be told.
   if (transfers_ != nullptr) transfers_->Shutdown();
+  if (transport_ != nullptr) transport_->StopProbes();
   // Before the worker server, whose health a Drain call sets.
   if (admin_ != nullptr) admin_->Shutdown(kServerGraceMs);
   if (worker_ != nullptr) worker_->Shutdown(kServerGraceMs);
@@ -440,9 +436,11 @@ void Daemon::Impl::Stop() {
   compute_.reset();
   control_.reset();
   drain_.reset();
+  gate_.reset();
   transfers_.reset();
   transport_.reset();
   pools_.reset();
+  devices_.reset();
   clock_.reset();
   health_.reset();
 }
@@ -450,8 +448,8 @@ void Daemon::Impl::Stop() {
 Daemon::Daemon(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Daemon::~Daemon() = default;
 
-absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
-  auto impl = std::make_unique<Impl>(config);
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config, gpu::Runtime* gpus) {
+  auto impl = std::make_unique<Impl>(config, gpus);
   const absl::Status status = impl->Start();
   if (!status.ok()) return status;
   return std::unique_ptr<Daemon>(new Daemon(std::move(impl)));

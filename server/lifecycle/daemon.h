@@ -11,14 +11,19 @@
 
 namespace spectrumkv {
 
+namespace gpu {
+class Runtime;
+}
+
 // Thread-safe, but for Stop.
 class Daemon {
  public:
-  // Start order: log, metrics, codec backend and its self-test, clock and executors, staging slots, pools, transport,
-  // transfers, then the servers: health first, so that probes see it starting, worker, admin, peer, metrics. Ready when
+  // Start order: log, metrics, codec backend and its self-test, clock and executors, staging slots, GPUs, pools, transport,
+  // transfers, verdicts, then the servers: health first, so that probes see it starting, peer, worker, admin, metrics. Ready when
   // it returns; what was started is stopped again when a later part fails. Errors: those of the parts;
   // FAILED_PRECONDITION BACKEND_UNAVAILABLE, SELF_TEST_FAILED.
-  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const Config& config);
+  // `gpus`: what reaches the GPUs; null: this process's CUDA runtime. Borrowed.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const Config& config, gpu::Runtime* gpus = nullptr);
   // As Stop.
   ~Daemon();
 

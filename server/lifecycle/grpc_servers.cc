@@ -54,9 +54,8 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(const Options& o
     builder.AddListeningPort(options.tcp_address,
                              options.tcp_credentials != nullptr ? options.tcp_credentials : credentials, &port);
   }
-  if (options.service != nullptr) {
-    builder.RegisterService(options.service);
-  } else {
+  for (grpc::Service* service : options.services) builder.RegisterService(service);
+  if (options.services.empty()) {
     // gRPC starts no server without a service; this one answers UNIMPLEMENTED to everything.
     local->refuse_all_ = std::make_unique<grpc::CallbackGenericService>();
     builder.RegisterCallbackGenericService(local->refuse_all_.get());

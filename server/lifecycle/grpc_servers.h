@@ -35,7 +35,7 @@ class LocalServer {
     std::function<void(MetricRefusal)> on_refused = [](MetricRefusal) {};
     std::string tcp_address;                                   // host:port, or ""; port 0 takes a free one
     std::shared_ptr<grpc::ServerCredentials> tcp_credentials;  // null: none asked for
-    grpc::Service* service = nullptr;                          // borrowed; null: none
+    std::vector<grpc::Service*> services;                      // borrowed
     bool health = false;
     bool reflection = false;
   };

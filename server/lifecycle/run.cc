@@ -37,9 +37,9 @@ void PrepareProcess() {
   setrlimit(RLIMIT_NOFILE, &files);  // where it may not, what needs more files is refused
 }
 
-int RunDaemon(const Config& config, const std::string& ready_file) {
+int RunDaemon(const Config& config, const std::string& ready_file, gpu::Runtime* gpus) {
   StopSignals signals;  // before the first thread
-  auto daemon = Daemon::Start(config);
+  auto daemon = Daemon::Start(config, gpus);
   if (!daemon.ok()) return Fail(daemon.status());
   if (!ready_file.empty()) {
     const absl::Status status = WriteReadyFile(ready_file, (*daemon)->addresses(), (*daemon)->epoch());

@@ -49,7 +49,8 @@ class Mapping {
   std::unique_ptr<SigbusGuard> guard_;
 };
 
-// POSIX shared memory `name` ("/x", no other slash), which must begin with `prefix`. Maps its first `size` bytes.
+// POSIX shared memory `name` ("/x", no other slash), which must begin with `prefix`: the regular file /dev/shm/x, reached
+// without any symlink below /dev/shm. Maps its first `size` bytes.
 // Whose it is, is asked of the open file, before anything else about it is told.
 // Errors of both: NOT_FOUND SEGMENT_NOT_FOUND; INVALID_ARGUMENT SEGMENT_OUTSIDE_DIR (bad name, symlink, not under the
 // prefix or directory), SEGMENT_NOT_REGULAR, SEGMENT_TOO_SHORT, SEGMENT_SPARSE; PERMISSION_DENIED SEGMENT_NO_ACCESS,

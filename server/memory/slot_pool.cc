@@ -55,6 +55,10 @@ SlotPool::~SlotPool() {
   assert(waiters_.empty());
 }
 
+std::pair<uint8_t*, uint64_t> SlotPool::memory() const {
+  return memory_ == nullptr ? std::pair<uint8_t*, uint64_t>() : std::pair(memory_->data(), memory_->size());
+}
+
 size_t SlotPool::used() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return count_ - free_.size();

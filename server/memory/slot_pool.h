@@ -50,6 +50,8 @@ class SlotPool {
 
   size_t count() const { return count_; }
   size_t slot_bytes() const { return slot_bytes_; }
+  // Of all slots, in one piece; 0 bytes in a pool without memory.
+  std::pair<uint8_t*, uint64_t> memory() const;
   size_t used() const;
   size_t waiting() const;
 

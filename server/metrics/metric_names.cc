@@ -170,6 +170,18 @@ std::vector<MetricSpec> MakeCounters() {
        "Requests refused because their user, or their pool, has as much as it may have.",
        {LabelOf<MetricQuota>("quota", kMetricQuotas)},
        {}},
+      {MetricId::kGateDecisions,
+       "spectrumkv_gate_decisions_total",
+       counter,
+       "Transfers asked for while the quality gate is on, by what it made of their tiers.",
+       {LabelOf<MetricGate>("decision", kMetricGates)},
+       {}},
+      {MetricId::kProbeTrials,
+       "spectrumkv_probe_trials_total",
+       counter,
+       "Trials of probes that were reported, each tier counting one, by kind and outcome.",
+       {LabelOf<MetricTrial>("kind", kMetricTrials), LabelOf<MetricTrialOutcome>("result", kMetricTrialOutcomes)},
+       {}},
   };
 }
 
@@ -255,6 +267,18 @@ std::vector<MetricSpec> MakeGauges() {
        {},
        {}},
       {MetricId::kDraining, "spectrumkv_draining", gauge, "1 while the daemon takes no new work.", {}, {}},
+      {MetricId::kProcessStart,
+       "process_start_time_seconds",
+       gauge,
+       "When this process started, seconds since 1970.",
+       {},
+       {}},
+      {MetricId::kGateVerdicts,
+       "spectrumkv_gate_verdicts",
+       gauge,
+       "Verdicts of probes that are kept, by tier: open or closed to their model.",
+       {TierLabel(), LabelOf<MetricVerdict>("verdict", kMetricVerdicts)},
+       {}},
       {MetricId::kBuildInfo,
        "spectrumkv_build_info",
        gauge,
@@ -327,6 +351,22 @@ const char* MetricLabelOf(MetricRefusal reason) {
 const char* MetricLabelOf(MetricQuota quota) {
   static constexpr const char* kNames[] = {"pools", "bytes", "holds", "transfers", "pool_transfers"};
   return Pick(kNames, kMetricQuotas, static_cast<int>(quota));
+}
+const char* MetricLabelOf(MetricGate decision) {
+  static constexpr const char* kNames[] = {"open", "warned", "overridden", "narrowed", "refused"};
+  return Pick(kNames, kMetricGates, static_cast<int>(decision));
+}
+const char* MetricLabelOf(MetricVerdict verdict) {
+  static constexpr const char* kNames[] = {"open", "closed"};
+  return Pick(kNames, kMetricVerdicts, static_cast<int>(verdict));
+}
+const char* MetricLabelOf(MetricTrial kind) {
+  static constexpr const char* kNames[] = {"needle", "continuation", "code"};
+  return Pick(kNames, kMetricTrials, static_cast<int>(kind));
+}
+const char* MetricLabelOf(MetricTrialOutcome outcome) {
+  static constexpr const char* kNames[] = {"passed", "failed"};
+  return Pick(kNames, kMetricTrialOutcomes, static_cast<int>(outcome));
 }
 const char* MetricLabelOf(MetricStaging state) {
   static constexpr const char* kNames[] = {"send_used", "send_free", "receive_used", "receive_free"};

@@ -31,6 +31,8 @@ enum class MetricId {
   kHandshakeFailures,
   kConnectionsRefused,
   kQuotaRefusals,
+  kGateDecisions,
+  kProbeTrials,
   kFirstToken,
   kTransferDuration,
   kFirstLayerReady,
@@ -44,6 +46,8 @@ enum class MetricId {
   kStagingBytes,
   kCertificateExpiry,
   kDraining,
+  kProcessStart,
+  kGateVerdicts,
   kBuildInfo,
   kCodecInfo,
   kCount  // not a metric
@@ -56,7 +60,7 @@ struct MetricLabel {
 
 struct MetricSpec {
   MetricId id = MetricId::kCount;
-  std::string name;  // with the prefix spectrumkv_
+  std::string name;  // with the prefix spectrumkv_, but for what every exporter names alike
   MetricType type = MetricType::kCounter;
   std::string help;
   std::vector<MetricLabel> labels;

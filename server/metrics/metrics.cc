@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 
 #include "server/metrics/series.h"
 
@@ -26,6 +27,9 @@ struct Metrics::Impl : SeriesStore {
 Metrics::Metrics(const BuildInfo& info, uint64_t reconstruction_chunks)
     : impl_(std::make_shared<Impl>(std::vector<std::string>{info.version, info.revision}, reconstruction_chunks)) {
   impl_->Set(MetricId::kBuildInfo, 0, 1);
+  // A daemon makes its metrics first of all.
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  impl_->Set(MetricId::kProcessStart, 0, std::chrono::duration<double>(now).count());
   const MetricSpec& codec = AllMetrics()[At(MetricId::kCodecInfo)];
   const std::vector<std::string>& backends = codec.labels[0].values;
   const auto found = std::find(backends.begin(), backends.end(), info.backend);
@@ -92,6 +96,11 @@ void Metrics::CountConnectionRefused(MetricRefusal reason) {
 }
 void Metrics::CountQuotaRefused(MetricQuota quota) { impl_->Add(MetricId::kQuotaRefusals, At(quota), 1); }
 
+void Metrics::CountGate(MetricGate decision) { impl_->Add(MetricId::kGateDecisions, At(decision), 1); }
+void Metrics::AddTrials(MetricTrial kind, MetricTrialOutcome outcome, uint64_t trials) {
+  impl_->Add(MetricId::kProbeTrials, At(kind) * kMetricTrialOutcomes + At(outcome), static_cast<double>(trials));
+}
+
 void Metrics::ObserveStage(MetricStage stage, double seconds) {
   impl_->Observe(MetricId::kStageDuration, At(stage), seconds);
 }
@@ -123,6 +132,10 @@ void Metrics::SetStagingBytes(MetricStaging state, uint64_t bytes) {
 }
 void Metrics::SetCertificateExpiry(double unix_seconds) { impl_->Set(MetricId::kCertificateExpiry, 0, unix_seconds); }
 void Metrics::SetDraining(bool draining) { impl_->Set(MetricId::kDraining, 0, draining ? 1 : 0); }
+
+void Metrics::SetGateVerdicts(MetricTier tier, MetricVerdict verdict, uint64_t verdicts) {
+  impl_->Set(MetricId::kGateVerdicts, At(tier) * kMetricVerdicts + At(verdict), static_cast<double>(verdicts));
+}
 
 std::string Metrics::Render() const { return prometheus::TextSerializer().Serialize(impl_->Collect()); }
 

@@ -25,6 +25,10 @@ enum class MetricBlocks { kFree, kSending, kReceiving };
 enum class MetricReload { kOk, kFailed };
 enum class MetricRefusal { kUid, kFull, kNoDescriptor, kSystem };
 enum class MetricQuota { kPools, kBytes, kHolds, kTransfers, kPoolTransfers };
+enum class MetricGate { kOpen, kWarned, kOverridden, kNarrowed, kRefused };
+enum class MetricVerdict { kOpen, kClosed };
+enum class MetricTrial { kNeedle, kContinuation, kCode };
+enum class MetricTrialOutcome { kPassed, kFailed };
 enum class MetricStaging { kSendUsed, kSendFree, kReceiveUsed, kReceiveFree };
 // Numbers as LimitedBy and BudgetReason of report.proto.
 enum class MetricLimit { kUnknown, kPlan, kScan, kEncode, kLink, kDecode, kCredits, kPeer, kSource, kStaging };
@@ -47,6 +51,10 @@ constexpr int kMetricBlocks = 3;
 constexpr int kMetricReloads = 2;
 constexpr int kMetricRefusals = 4;
 constexpr int kMetricQuotas = 5;
+constexpr int kMetricGates = 5;
+constexpr int kMetricVerdicts = 2;
+constexpr int kMetricTrials = 3;
+constexpr int kMetricTrialOutcomes = 2;
 constexpr int kMetricStagings = 4;
 constexpr int kMetricLimits = 10;
 constexpr int kMetricBudgetReasons = 7;
@@ -89,6 +97,9 @@ class Metrics {
   void CountConnectionRefused(MetricRefusal reason);
   // A request above what one user may have.
   void CountQuotaRefused(MetricQuota quota);
+  // Of a transfer that was asked for, while the quality gate is on.
+  void CountGate(MetricGate decision);
+  void AddTrials(MetricTrial kind, MetricTrialOutcome outcome, uint64_t trials);
   void CountError(MetricStage stage, absl::StatusCode code);  // kOk is not counted
 
   void ObserveStage(MetricStage stage, double seconds);
@@ -105,6 +116,7 @@ class Metrics {
   void SetStagingBytes(MetricStaging state, uint64_t bytes);
   void SetCertificateExpiry(double unix_seconds);
   void SetDraining(bool draining);
+  void SetGateVerdicts(MetricTier tier, MetricVerdict verdict, uint64_t verdicts);
 
   // The text exposition, as /metrics serves it.
   std::string Render() const;
@@ -138,6 +150,10 @@ const char* MetricLabelOf(MetricBlocks state);
 const char* MetricLabelOf(MetricReload result);
 const char* MetricLabelOf(MetricRefusal reason);
 const char* MetricLabelOf(MetricQuota quota);
+const char* MetricLabelOf(MetricGate decision);
+const char* MetricLabelOf(MetricVerdict verdict);
+const char* MetricLabelOf(MetricTrial kind);
+const char* MetricLabelOf(MetricTrialOutcome outcome);
 const char* MetricLabelOf(MetricStaging state);
 const char* MetricLabelOf(MetricLimit limit);
 const char* MetricLabelOf(MetricBudgetReason reason);

@@ -56,6 +56,11 @@ double TierError(Tier tier, uint32_t head_dim) {
   return 0;
 }
 
+double TierError(const std::array<double, kTierCount>& measured, Tier tier, uint32_t head_dim) {
+  const double error = tier == Tier::kRaw ? 0 : measured[static_cast<size_t>(tier)];
+  return error > 0 ? error : TierError(tier, head_dim);
+}
+
 int32_t WeightLog2(float weight) {
   const uint32_t bits = weight > 0 ? std::bit_cast<uint32_t>(weight) : 0;
   const int32_t exponent = static_cast<int32_t>(bits >> 23) - 127;

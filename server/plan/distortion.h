@@ -1,6 +1,7 @@
 // What a tier costs in quality: the relative squared error of a cell, and what it matters. Read by OPTIMAL.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -12,6 +13,9 @@ namespace spectrumkv {
 // simulation of normally distributed values, which rotated keys and values nearly are; real models with head_dim 64
 // agree within a tenth.
 double TierError(Tier tier, uint32_t head_dim);
+
+// The same where a profile has measured it: an entry of ModelProfile::k_errors or v_errors that is not 0.
+double TierError(const std::array<double, kTierCount>& measured, Tier tier, uint32_t head_dim);
 
 // Weights of OPTIMAL are integers: 256 times the binary logarithm. So sums, orders and ties are the same everywhere.
 constexpr int kWeightUnits = 256;

@@ -112,6 +112,12 @@ bool SplitBySample(const std::vector<double>& keys, uint32_t first, size_t count
 
 }  // namespace
 
+ImportanceSource SourceInUse(const Policy& policy) {
+  if (policy.importance != ImportanceSource::kRecentQueries) return policy.importance;
+  if (ByScores(policy)) return ImportanceSource::kScores;
+  return policy.allocator == Allocator::kOptimal ? ImportanceSource::kNone : ImportanceSource::kPosition;
+}
+
 std::vector<double> ImportanceKeys(const Policy& policy, uint32_t token_count, std::span<const uint32_t> positions,
                                    const Scores& scores, const std::vector<double>& energy_log2) {
   std::vector<double> keys(positions.size());
@@ -130,7 +136,7 @@ std::vector<double> ImportanceKeys(const Policy& policy, uint32_t token_count, s
   const auto score = [&scores](uint32_t position) {
     return position < scores.count ? double{scores.values[position]} : scores.rest;
   };
-  switch (policy.importance) {
+  switch (SourceInUse(policy)) {
     case ImportanceSource::kScores:
       if (lambda == 0) {
         fill([&](size_t, uint32_t position) { return score(position); });
@@ -145,6 +151,7 @@ std::vector<double> ImportanceKeys(const Policy& policy, uint32_t token_count, s
       // energy_log2 counts quarters of a doubling of the squared norm.
       fill([&](size_t i, uint32_t position) { return energy_log2[i] * (std::numbers::ln2 / 8) + decay(position); });
       break;
+    case ImportanceSource::kRecentQueries:
     case ImportanceSource::kNone: fill([&](size_t, uint32_t position) { return decay(position); }); break;
   }
   return keys;

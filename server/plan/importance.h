@@ -17,11 +17,15 @@ struct Scores {
   double rest = 0;
 };
 
+// policy.importance; of RECENT_QUERIES what it amounts to: SCORES, or what stands in for them.
+ImportanceSource SourceInUse(const Policy& policy);
+
 // Greater key = more important, for the tokens at `positions` of a request of `token_count` tokens:
 //   SCORES    A_j = score
 //   POSITION  A_j = max(exp(-0.01 j), on the last fifth 0.3 rising linearly to 0.8)
 //   KEY_NORM  A_j = geometric mean over layers of the norm of the token's keys
 //   NONE      A_j = 1
+//   RECENT_QUERIES as SCORES once there are some; before that as NONE for OPTIMAL and as POSITION for others
 // times exp(-decay_lambda * (token_count - j)); RANDOM: a hash of seed and position.
 // energy_log2: [positions], mean TokenScan::energy_log2 of K; read for KEY_NORM only.
 std::vector<double> ImportanceKeys(const Policy& policy, uint32_t token_count, std::span<const uint32_t> positions,

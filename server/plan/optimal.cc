@@ -45,10 +45,11 @@ double Slope(const HullPoint& from, const HullPoint& to) {
 
 }  // namespace
 
-TierHull HullOf(const std::vector<Tier>& tiers, const PlanLayer& layer, bool payload_only) {
+TierHull HullOf(const std::vector<Tier>& tiers, const PlanLayer& layer, bool payload_only,
+                const std::array<double, kTierCount>& errors) {
   std::vector<HullPoint> points;
   for (const Tier tier : tiers) {
-    points.push_back({tier, CellCost(tier, layer, payload_only), TierError(tier, layer.head_dim)});
+    points.push_back({tier, CellCost(tier, layer, payload_only), TierError(errors, tier, layer.head_dim)});
   }
   std::sort(points.begin(), points.end(), [](const HullPoint& a, const HullPoint& b) {
     return a.bytes != b.bytes ? a.bytes < b.bytes : a.error < b.error;
@@ -103,8 +104,9 @@ size_t OptimalPlan::ClassOf(const PlanLayer& layer, bool is_k) {
   for (size_t i = 0; i < classes_.size(); ++i) {
     if (classes_[i].is_k == is_k && SameGeometry(classes_[i].geometry, layer)) return i;
   }
+  const std::array<double, kTierCount>& errors = is_k ? in_.profile->k_errors : in_.profile->v_errors;
   classes_.push_back(
-      {layer, is_k, HullOf(*in_.tiers, layer, in_.rules->payload_only), std::vector<uint64_t>(size_t{kKeys} + 1)});
+      {layer, is_k, HullOf(*in_.tiers, layer, in_.rules->payload_only, errors), std::vector<uint64_t>(size_t{kKeys} + 1)});
   return classes_.size() - 1;
 }
 

@@ -43,7 +43,9 @@ struct TierHull {
   std::array<double, kTierCount> error{};  // of a cell of weight 1, consistent with the gains
 };
 // Tiers that take more bytes for a larger error, or are no step on the way to a better one, are left out.
-TierHull HullOf(const std::vector<Tier>& tiers, const PlanLayer& layer, bool payload_only);
+// errors: ModelProfile's, of K or of V.
+TierHull HullOf(const std::vector<Tier>& tiers, const PlanLayer& layer, bool payload_only,
+                const std::array<double, kTierCount>& errors = {});
 
 class OptimalPlan {
  public:

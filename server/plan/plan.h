@@ -30,7 +30,7 @@ enum class Allocator {
   kSlidingWindowSink,
   kRaw
 };
-enum class ImportanceSource { kScores, kPosition, kKeyNorm, kNone };
+enum class ImportanceSource { kScores, kPosition, kKeyNorm, kNone, kRecentQueries };
 
 // "GREEDY", ...; and back (InvalidArgument names the value).
 const char* AllocatorName(Allocator allocator);
@@ -46,11 +46,22 @@ constexpr double kMaxTargetSeconds = 3600;
 
 // How a model takes errors, for OPTIMAL. What is empty or left alone suits every model.
 struct ModelProfile {
+  std::string name = "default";
   double k_weight = 3.4;             // of an error in K against one in V; in [0.001, 1000]
   std::vector<float> layer_weights;  // [layers] of an error in each layer; in [0.001, 1000]; empty: all 1
   // [layers] how much of what the budget has to spare goes to each layer, for each of its raw bytes; in [0.001,
   // 1000]; empty: all 1. So a layer can be planned before the later ones exist.
   std::vector<float> layer_budgets;
+  // Relative squared error of each tier, by tier id; 0: TierError (distortion.h). In [1e-12, 1000].
+  std::array<double, kTierCount> k_errors{}, v_errors{};
+};
+
+// What the quality gate (server/probe) made of a policy.
+enum class GateAction { kOpen, kWarned, kOverridden, kNarrowed };
+struct GateOutcome {
+  GateAction action = GateAction::kOpen;
+  // Tiers that are closed to the model. With kNarrowed the planner refuses them.
+  std::vector<Tier> closed;
 };
 
 // Resolved policy: no "default" left in it.
@@ -76,18 +87,26 @@ struct Policy {
   bool strict_budget = false;
   bool payload_only = false;
   ModelProfile profile;
+  GateOutcome gate;
 };
+
+// Tiers that the policy's allocator may give a token, in no order: of `tiers`, or the one it has. Of any policy.
+std::vector<Tier> TiersInUse(const Policy& policy);
 
 // Finite budget in range, tiers not empty and unique, scores finite and non-negative and of the right length (given
 // at all where they are the source of importance), lambda finite and >= 0, an 8-bit tier for TWO_TIER; where the budget
 // is to be chosen, a target and a least budget in range, no payload_only and an allocator that is BudgetDecides.
 // InvalidArgument otherwise, with reasons INVALID_BUDGET, INVALID_TIERS, INVALID_SCORES, INVALID_DECAY, INVALID_POLICY,
-// INVALID_PROFILE; the message names field, value and limit. UNIFORM and RAW use their tier whether or not `tiers` lists it.
+// INVALID_PROFILE; the message names field, value and limit. FailedPrecondition QUALITY_GATE_CLOSED where a tier in use is
+// closed to the model and neither the gate nor the policy lets that pass. UNIFORM and RAW use their tier whether or not `tiers` lists it.
 absl::Status CheckPolicy(const Policy& policy, uint32_t tokens, uint32_t layers);
 
-// Must the whole source be looked at to choose the tokens that travel? Key norms of those that may be dropped; escapes
-// that TWO_TIER has to pay for before it drops, unless the source is written layer by layer.
+// Must the whole source be looked at to choose the tokens that travel? Key norms of those that may be dropped, or what
+// queries attend to in them; escapes that TWO_TIER has to pay for before it drops, unless the source is written layer by layer.
 bool ScanChooses(const Policy& policy, bool layerwise);
+
+// Are there scores to go by? With RECENT_QUERIES they are what the queries attended to, and may come later.
+bool ByScores(const Policy& policy);
 
 // Does the budget alone decide how many bytes travel? Not where the allocator has one tier, or drops.
 bool BudgetDecides(Allocator allocator);
@@ -101,6 +120,7 @@ struct PlanLayer {
   DType dtype = DType::kFloat16;
   bool has_v = true;
   bool raw_only = false;  // no lossy codec was validated for this group (MLA)
+  uint32_t window_tokens = 0;  // that a query sees; 0: all before it. Not read by the planner
 };
 
 struct TokenRange {
@@ -187,6 +207,13 @@ class Planner {
   // Scores known later (Advance): replace the importance used for batches planned from now on; [n] for tokens
   // 0..n-1, the others count as their mean. INVALID_SCORES as in CheckPolicy.
   absl::Status SetScores(const std::vector<float>& scores);
+
+  // The same by layer: [layers * tokens], as Policy::scores, computed from recent queries.
+  absl::Status SetAttention(std::vector<float> scores);
+
+  // Where importance comes from in what is planned from now on: policy.importance or what replaced it; RECENT_QUERIES without
+  // scores yet are NONE for OPTIMAL and POSITION for others.
+  ImportanceSource importance() const;
 
   // Plans the chunks of `chunk_indices` (ascending, each not planned before). `scan` has one entry per layer of the
   // shape. A batch may spend what its lowest tiers cost plus its part, by raw bytes, of what is left of the budget

@@ -136,12 +136,11 @@ struct Planner::State {
 
   CostRules rules() const { return {&ladder, pinned, policy.payload_only}; }
   bool per_layer() const {
-    return policy.importance == ImportanceSource::kScores && policy.scores_per_layer &&
-           policy.allocator != Allocator::kRandom && policy.allocator != Allocator::kOptimal;
+    return ByScores(policy) && policy.scores_per_layer && policy.allocator != Allocator::kRandom && policy.allocator != Allocator::kOptimal;
   }
   // Of the unit's layer `slot` where scores are per layer.
   Scores ScoresOf(const Unit& unit, size_t slot, uint32_t tokens) const {
-    if (policy.importance == ImportanceSource::kScores && policy.scores_per_layer) {
+    if (ByScores(policy) && policy.scores_per_layer) {
       return {policy.scores.data() + uint64_t{unit.layers[slot]} * tokens, tokens, 0};
     }
     return {policy.scores.data(), static_cast<uint32_t>(std::min<uint64_t>(policy.scores.size(), tokens)), rest_score};
@@ -221,8 +220,8 @@ absl::StatusOr<Allocation> Planner::State::Allocate(PricedUnit* priced, uint64_t
   const uint32_t pinned_here = pinned > tokens.first ? std::min(pinned - tokens.first, tokens.count) : 0;
   if (policy.allocator == Allocator::kOptimal) {
     std::vector<TokenWeights> weights;
-    const bool logarithms = policy.importance != ImportanceSource::kScores || policy.decay_lambda != 0;
-    const bool by_layer = policy.importance == ImportanceSource::kScores && policy.scores_per_layer;
+    const bool logarithms = !ByScores(policy) || policy.decay_lambda != 0;
+    const bool by_layer = ByScores(policy) && policy.scores_per_layer;
     for (size_t slot = 0; slot < (by_layer ? priced->unit.layers.size() : 1); ++slot) {
       weights.push_back(WeightsOfKeys(slot == 0 ? keys : keys_of(slot), logarithms, pinned_here));
     }
@@ -341,6 +340,23 @@ absl::Status Planner::SetScores(const std::vector<float>& scores) {
   policy.scores_per_layer = false;
   state_->rest_score = sum / static_cast<double>(scores.size());
   return absl::OkStatus();
+}
+
+absl::Status Planner::SetAttention(std::vector<float> scores) {
+  Policy policy = state_->policy;
+  policy.importance = ImportanceSource::kRecentQueries;
+  policy.scores = std::move(scores);
+  policy.scores_per_layer = true;
+  if (absl::Status status = CheckPolicy(policy, shape_.token_count, static_cast<uint32_t>(shape_.layers.size()));
+      !status.ok()) {
+    return status;
+  }
+  state_->policy = std::move(policy);
+  return absl::OkStatus();
+}
+
+ImportanceSource Planner::importance() const {
+  return ByScores(state_->policy) ? state_->policy.importance : SourceInUse(state_->policy);
 }
 
 absl::StatusOr<PlanBatch> Planner::Plan(const std::vector<uint32_t>& chunk_indices,

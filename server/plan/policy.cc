@@ -1,4 +1,5 @@
 // Names of the policy's enums, and the checks of its values.
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -10,6 +11,7 @@ namespace spectrumkv {
 namespace {
 
 constexpr float kLeastProfileValue = 0.001f, kMostProfileValue = 1000;
+constexpr double kLeastProfileError = 1e-12;
 
 struct NamedAllocator {
   Allocator allocator;
@@ -115,16 +117,54 @@ absl::Status CheckProfile(const ModelProfile& profile, uint32_t layers) {
     return Invalid("INVALID_PROFILE",
                    "profile.k_weight is " + std::to_string(profile.k_weight) + "; it must be in [0.001, 1000]");
   }
+  for (const auto* errors : {&profile.k_errors, &profile.v_errors}) {
+    for (const double error : *errors) {
+      if (error == 0 || (error >= kLeastProfileError && error <= kMostProfileValue)) continue;
+      return Invalid("INVALID_PROFILE", "profile has a tier error of " + std::to_string(error) + "; it must be in [1e-12, 1000]");
+    }
+  }
   absl::Status status = CheckLayerValues(profile.layer_weights, "layer_weights", layers);
   return status.ok() ? CheckLayerValues(profile.layer_budgets, "layer_budgets", layers) : status;
 }
 
+absl::Status CheckGate(const Policy& policy) {
+  if (policy.gate.action != GateAction::kNarrowed) return absl::OkStatus();
+  std::string refused;
+  for (const Tier tier : TiersInUse(policy)) {
+    if (std::find(policy.gate.closed.begin(), policy.gate.closed.end(), tier) == policy.gate.closed.end()) continue;
+    refused += std::string(refused.empty() ? "" : ", ") + TierName(tier);
+  }
+  if (refused.empty()) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, "QUALITY_GATE_CLOSED",
+                   "the quality gate (quality.gate) is closed to this model for " + refused +
+                       ": no probe (ProbeService) has opened it; policy.override_quality_gate passes it",
+                   {{"gate", "quality.gate"}, {"tiers", refused}});
+}
+
 }  // namespace
 
+std::vector<Tier> TiersInUse(const Policy& policy) {
+  switch (policy.allocator) {
+    case Allocator::kRaw:
+    case Allocator::kPdTrim:
+    case Allocator::kSlidingWindowSink: return {Tier::kRaw};
+    case Allocator::kUniform: return {policy.uniform_tier};
+    case Allocator::kTwoTier: return {Tier::kRaw, EightBitTier(policy.tiers)};
+    default: return policy.tiers;
+  }
+}
+
 bool ScanChooses(const Policy& policy, bool layerwise) {
-  const bool by_key_norm = policy.importance == ImportanceSource::kKeyNorm && MayDrop(policy.allocator);
+  const bool by_keys = (policy.importance == ImportanceSource::kKeyNorm ||
+                        policy.importance == ImportanceSource::kRecentQueries) &&
+                       MayDrop(policy.allocator);
   const bool by_escapes = policy.allocator == Allocator::kTwoTier && policy.allow_drop && !layerwise;
-  return by_key_norm || by_escapes;
+  return by_keys || by_escapes;
+}
+
+bool ByScores(const Policy& policy) {
+  return policy.importance == ImportanceSource::kScores ||
+         (policy.importance == ImportanceSource::kRecentQueries && !policy.scores.empty());
 }
 
 bool BudgetDecides(Allocator allocator) {
@@ -158,6 +198,7 @@ const char* ImportanceSourceName(ImportanceSource source) {
     case ImportanceSource::kPosition: return "POSITION";
     case ImportanceSource::kKeyNorm: return "KEY_NORM";
     case ImportanceSource::kNone: return "NONE";
+    case ImportanceSource::kRecentQueries: return "RECENT_QUERIES";
   }
   return "?";
 }
@@ -177,6 +218,7 @@ absl::Status CheckPolicy(const Policy& policy, uint32_t tokens, uint32_t layers)
                    {{"budget", std::to_string(policy.budget)}});
   }
   if (absl::Status status = CheckTiers(policy); !status.ok()) return status;
+  if (absl::Status status = CheckGate(policy); !status.ok()) return status;
   if (absl::Status status = CheckAutoBudget(policy); !status.ok()) return status;
   if (!std::isfinite(policy.decay_lambda) || policy.decay_lambda < 0) {
     return Invalid("INVALID_DECAY", "policy.importance.decay_lambda is " + std::to_string(policy.decay_lambda) +

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cassert>
+#include <optional>
 #include <utility>
 
 #include "server/base/status.h"
+#include "server/pool/device_copy.h"
 
 namespace spectrumkv {
 namespace {
@@ -105,9 +107,18 @@ void PoolHold::FillRows(uint32_t group, uint32_t layer_slot, PlaneId plane, uint
   }
 }
 
-void PoolHold::ZeroTail(uint32_t kept_tokens) const {
+absl::Status PoolHold::ZeroTail(uint32_t kept_tokens) const {
   assert(kept_tokens <= token_count_);
-  if (kept_tokens == 0) return;
+  if (kept_tokens == 0) return absl::OkStatus();
+  std::optional<DeviceLane> lane;
+  const auto zero = [&lane](const TensorPlace& place, uint32_t block, uint32_t first_token) {
+    lane.has_value() ? QueueZero(place, block, first_token, &*lane) : ZeroTokens(place, block, first_token);
+  };
+  if (device() != nullptr) {
+    auto taken = device()->TakeLane();
+    if (!taken.ok()) return taken.status();
+    lane.emplace(*std::move(taken));
+  }
   const PoolSchema& pool = schema();
   for (uint32_t g = 0; g < pool.groups.size(); ++g) {
     const uint32_t block_tokens = pool.groups[g].block_tokens;
@@ -115,10 +126,11 @@ void PoolHold::ZeroTail(uint32_t kept_tokens) const {
     if (used == 0) continue;
     const uint32_t block = ids_[g][kept_tokens / block_tokens];
     for (uint32_t l = 0; l < pool.groups[g].layers.size(); ++l) {
-      ZeroTokens(core_->place(g, l, PlaneId::kK), block, used);
-      if (pool.groups[g].layers[l].v) ZeroTokens(core_->place(g, l, PlaneId::kV), block, used);
+      zero(core_->place(g, l, PlaneId::kK), block, used);
+      if (pool.groups[g].layers[l].v) zero(core_->place(g, l, PlaneId::kV), block, used);
     }
   }
+  return lane.has_value() ? lane->Finish() : absl::OkStatus();
 }
 
 void PoolHold::ReadGenerations(uint32_t group, uint32_t token_first, uint32_t count,

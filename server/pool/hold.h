@@ -21,7 +21,8 @@ class PoolHold final : public BlockHold {
   uint32_t token_count() const override { return token_count_; }
   void FillRows(uint32_t group, uint32_t layer_slot, PlaneId plane, uint32_t token_first, uint32_t count,
                 uint8_t** rows) const override;
-  void ZeroTail(uint32_t kept_tokens) const override;
+  Device* device() const override { return core_->device(); }
+  absl::Status ZeroTail(uint32_t kept_tokens) const override;
   void ReadGenerations(uint32_t group, uint32_t token_first, uint32_t count,
                        std::vector<uint64_t>* out) const override;
   bool has_generations() const override { return core_->generations() != nullptr; }

@@ -32,7 +32,8 @@ struct GroupBlockList {
   std::vector<BlockRange> runs;
 };
 
-class Pool;
+class Device;
+class Devices;
 
 // Blocks of one request in one pool, held until destroyed. Keeps the pool mapped. Const methods may be called from any
 // thread.
@@ -48,8 +49,13 @@ class BlockHold {
   virtual void FillRows(uint32_t group, uint32_t layer_slot, PlaneId plane, uint32_t token_first, uint32_t count,
                         uint8_t** rows) const = 0;
 
-  // Zero-fills what a destination has behind its last `kept_tokens` token in the last used block, and nothing else.
-  virtual void ZeroTail(uint32_t kept_tokens) const = 0;
+  // The GPU that the rows are on: their addresses are of its memory, not to be read or written by the host. Null: host
+  // memory.
+  virtual Device* device() const { return nullptr; }
+
+  // Zero-fills what a destination has behind its last `kept_tokens` token in the last used block, and nothing else. On a
+  // GPU it has been done when this returns, or it says what went wrong there.
+  virtual absl::Status ZeroTail(uint32_t kept_tokens) const = 0;
 
   // Seqlock generations of the blocks that hold these tokens, appended to `out`; nothing where the schema has none.
   virtual void ReadGenerations(uint32_t group, uint32_t token_first, uint32_t count,
@@ -113,8 +119,9 @@ struct PoolEvents {
 
 class PoolRegistry {
  public:
-  // `clock` borrowed. `epoch` is the daemon's.
-  static std::unique_ptr<PoolRegistry> Create(PoolLimits limits, uint64_t epoch, Clock* clock, PoolEvents events);
+  // `clock` and `devices` borrowed. `epoch` is the daemon's. Null devices: segments on GPUs are refused.
+  static std::unique_ptr<PoolRegistry> Create(PoolLimits limits, uint64_t epoch, Clock* clock, PoolEvents events,
+                                              Devices* devices = nullptr);
   virtual ~PoolRegistry() = default;
 
   // Every call about a pool: PERMISSION_DENIED NOT_OWNER where it is another caller's.
@@ -124,7 +131,8 @@ class PoolRegistry {
   // lease_ttl_ms is brought into the limits; 0: the default. Errors: those of CheckSchema; NOT_FOUND SEGMENT_NOT_FOUND;
   // INVALID_ARGUMENT SEGMENT_TOO_SHORT, SEGMENT_SPARSE, SEGMENT_NOT_REGULAR, SEGMENT_OUTSIDE_DIR (symlinks too),
   // INVALID_REQUEST_ID; PERMISSION_DENIED SEGMENT_NO_ACCESS, SEGMENT_NOT_OWNED, UNKNOWN_CALLER; RESOURCE_EXHAUSTED
-  // POOLS_FULL, OWNED_QUOTA, POOLS_QUOTA, BYTES_QUOTA (retry delay, unless waiting cannot help), SEGMENT_MAP_FAILED, OUT_OF_MEMORY; UNAVAILABLE DRAINING. Blocks while it maps.
+  // POOLS_FULL, OWNED_QUOTA, POOLS_QUOTA, BYTES_QUOTA (retry delay, unless waiting cannot help), SEGMENT_MAP_FAILED, OUT_OF_MEMORY; UNAVAILABLE DRAINING;
+  // of segments on GPUs those of Devices::Get, Device::Allocate and Device::Import. Blocks while it maps.
   virtual absl::StatusOr<PoolHandle> Register(const Caller& caller, const std::string& request_id,
                                               const PoolSchema& schema, int64_t lease_ttl_ms) = 0;
   // Extends the lease; answers its TTL. NOT_FOUND UNKNOWN_POOL, FAILED_PRECONDITION STALE_EPOCH.

@@ -15,7 +15,7 @@ constexpr int64_t kMaxTimeoutMs = int64_t{7} * 24 * 3600 * 1000;
 constexpr size_t kMaxStreams = 64;
 constexpr size_t kMaxClosers = 64;
 
-TensorPlace PlaceOf(const GroupSchema& group, const TensorSchema& tensor, const Mapping& segment) {
+TensorPlace PlaceOf(const GroupSchema& group, const TensorSchema& tensor, const Segment& segment) {
   TensorPlace place;
   place.origin = segment.data() + tensor.offset_bytes;
   place.block_stride = tensor.block_stride_bytes;
@@ -93,6 +93,7 @@ void PoolCore::PlaceTensors() {
       places_[g].push_back(planes);
     }
   }
+  device_ = (*segments_)[schema_.groups[0].layers[0].k.segment]->device();
   if (schema_.generations) {
     const uint8_t* table = (*segments_)[schema_.generations->segment]->data() + schema_.generations->offset_bytes;
     generations_ = reinterpret_cast<const uint64_t*>(table);
@@ -107,7 +108,7 @@ absl::Status PoolCore::LostStatus(const std::string& cause) const {
   const bool failed = cause == "SEGMENT_FAILED";
   return MakeError(
       absl::StatusCode::kFailedPrecondition, failed ? "SEGMENT_FAILED" : "POOL_LOST",
-      failed ? "a segment of pool " + id_ + " was truncated by its owner" : "pool " + id_ + " was lost: " + cause,
+      failed ? "a segment of pool " + id_ + (device_ == nullptr ? " was truncated by its owner" : " is on a GPU that has failed") : "pool " + id_ + " was lost: " + cause,
       {{"pool_id", id_}, {"cause", cause}});
 }
 

@@ -16,10 +16,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/clock.h"
-#include "server/memory/mapping.h"
 #include "server/pool/block_copy.h"
 #include "server/pool/block_use.h"
 #include "server/pool/pool.h"
+#include "server/pool/segment.h"
 
 namespace spectrumkv {
 
@@ -52,7 +52,7 @@ class PoolCore : public std::enable_shared_from_this<PoolCore> {
     std::string id;
     Caller owner;
     PoolSchema schema;
-    std::vector<std::unique_ptr<Mapping>> segments;  // one per segment of the schema
+    std::vector<std::unique_ptr<Segment>> segments;  // one per segment of the schema
     int64_t lease_ttl_ms = 0;
     Clock* clock = nullptr;
     PoolEvents events;
@@ -68,6 +68,8 @@ class PoolCore : public std::enable_shared_from_this<PoolCore> {
   const TensorPlace& place(uint32_t group, uint32_t layer_slot, PlaneId plane) const {
     return places_[group][layer_slot][plane == PlaneId::kV ? 1 : 0];
   }
+  // Where the tensors are; null: host memory.
+  Device* device() const { return device_; }
   // Null where the schema has none.
   const uint64_t* generations() const { return generations_; }
   bool alive() const { return !lost_.load(); }
@@ -126,14 +128,18 @@ class PoolCore : public std::enable_shared_from_this<PoolCore> {
   void ArmLeaseLocked();
   void OnLeaseTimer();
   void OnCloseTimeout(uint64_t closer_id);
+  // One block to or from dense memory, wherever it lies. REQUIRES: its use is counted.
+  absl::Status WriteBlock(const TensorPlace& place, uint64_t block, const std::string& data);
+  absl::Status ReadBlock(const TensorPlace& place, uint64_t block, std::string* data);
   absl::StatusOr<const TensorPlace*> FindPlace(uint32_t group, uint32_t layer, PlaneId plane, uint64_t block) const;
 
   const std::string id_;
   const Caller owner_;
   const PoolSchema schema_;
-  using Segments = std::vector<std::unique_ptr<Mapping>>;
+  using Segments = std::vector<std::unique_ptr<Segment>>;
   std::shared_ptr<const Segments> segments_;  // empty when gone
   std::vector<std::vector<std::array<TensorPlace, 2>>> places_;
+  Device* device_ = nullptr;
   const uint64_t* generations_ = nullptr;
   const int64_t lease_ttl_ms_;
   const PoolEvents events_;

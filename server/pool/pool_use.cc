@@ -1,8 +1,10 @@
 // Who uses which blocks of a PoolCore: holds, and copies in and out.
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "server/base/status.h"
+#include "server/pool/device_copy.h"
 #include "server/pool/hold.h"
 #include "server/pool/pool_core.h"
 
@@ -105,6 +107,35 @@ absl::StatusOr<const TensorPlace*> PoolCore::FindPlace(uint32_t group, uint32_t 
   return &place(group, static_cast<uint32_t>(found - geometry.layers.begin()), plane);
 }
 
+absl::Status PoolCore::WriteBlock(const TensorPlace& place, uint64_t block, const std::string& data) {
+  if (device_ == nullptr) {
+    ScatterBlock(place, block, reinterpret_cast<const uint8_t*>(data.data()));
+    return absl::OkStatus();
+  }
+  auto lane = device_->TakeLane();
+  if (!lane.ok()) return lane.status();
+  uint8_t* const staged = lane->Pinned(data.size());
+  if (staged != nullptr) {
+    std::memcpy(staged, data.data(), data.size());
+    QueueScatter(place, block, staged, &*lane);
+  }
+  return lane->Finish();
+}
+
+absl::Status PoolCore::ReadBlock(const TensorPlace& place, uint64_t block, std::string* data) {
+  if (device_ == nullptr) {
+    GatherBlock(place, block, reinterpret_cast<uint8_t*>(data->data()));
+    return absl::OkStatus();
+  }
+  auto lane = device_->TakeLane();
+  if (!lane.ok()) return lane.status();
+  uint8_t* const staged = lane->Pinned(data->size());
+  if (staged != nullptr) QueueGather(place, block, staged, &*lane);
+  const absl::Status read = lane->Finish();
+  if (read.ok()) std::memcpy(data->data(), staged, data->size());
+  return read;
+}
+
 absl::Status PoolCore::PutBlock(uint32_t group, uint32_t layer, PlaneId plane, uint64_t block,
                                 const std::string& data) {
   const auto place = FindPlace(group, layer, plane, block);
@@ -123,8 +154,8 @@ absl::Status PoolCore::PutBlock(uint32_t group, uint32_t layer, PlaneId plane, u
     use_[group].Reserve(block);
     ++users_;
   }
-  ScatterBlock(**place, block, reinterpret_cast<const uint8_t*>(data.data()));
-  const absl::Status health = Health();
+  absl::Status health = WriteBlock(**place, block, data);
+  if (health.ok()) health = Health();
   std::unique_lock<std::mutex> lock(mutex_);
   use_[group].Unreserve(block);
   --users_;
@@ -147,8 +178,8 @@ absl::StatusOr<std::string> PoolCore::GetBlock(uint32_t group, uint32_t layer, P
     use_[group].Share(block);
     ++users_;
   }
-  GatherBlock(**place, block, reinterpret_cast<uint8_t*>(data.data()));
-  const absl::Status health = Health();
+  absl::Status health = ReadBlock(**place, block, &data);
+  if (health.ok()) health = Health();
   std::unique_lock<std::mutex> lock(mutex_);
   use_[group].Unshare(block);
   --users_;

@@ -17,7 +17,7 @@ constexpr size_t kPoolIdBytes = 16;
 constexpr size_t kMaxRequestIdBytes = 256;
 constexpr int64_t kRetryMs = 1000;
 
-using Segments = std::vector<std::unique_ptr<Mapping>>;
+using Segments = std::vector<std::unique_ptr<Segment>>;
 
 uint64_t OwnedBytes(const PoolSchema& schema) {
   uint64_t bytes = 0;  // cannot wrap: CheckSchema bounds count and sizes
@@ -33,12 +33,29 @@ uint64_t AllBytes(const PoolSchema& schema) {
   return bytes;
 }
 
-absl::StatusOr<std::unique_ptr<Mapping>> MapSpec(const SegmentSpec& spec, const PoolLimits& limits,
-                                                 const SegmentOwners& owners) {
+absl::StatusOr<std::unique_ptr<DeviceMemory>> MapOnDevice(const SegmentSpec& spec, const Devices* devices) {
+  if (devices == nullptr) {
+    return MakeError(absl::StatusCode::kUnimplemented, "CUDA_NOT_AVAILABLE", "this daemon uses no GPU");
+  }
+  auto device = devices->Get(spec.device);
+  if (!device.ok()) return device.status();
+  return spec.kind == SegmentSpec::Kind::kCudaIpc ? (*device)->Import(spec.name, spec.offset_bytes, spec.size_bytes)
+                                                  : (*device)->Allocate(spec.size_bytes);
+}
+
+template <typename Memory>
+absl::StatusOr<std::unique_ptr<Segment>> AsSegment(absl::StatusOr<std::unique_ptr<Memory>> memory) {
+  if (!memory.ok()) return memory.status();
+  return std::make_unique<Segment>(*std::move(memory));
+}
+
+absl::StatusOr<std::unique_ptr<Mapping>> MapOnHost(const SegmentSpec& spec, const PoolLimits& limits,
+                                                   const SegmentOwners& owners) {
   switch (spec.kind) {
     case SegmentSpec::Kind::kPosixShm: return OpenShmSegment(spec.name, limits.shm_prefix, spec.size_bytes, owners);
     case SegmentSpec::Kind::kFile: return OpenFileSegment(limits.shared_dir, spec.name, spec.size_bytes, owners);
     case SegmentSpec::Kind::kDaemonOwned: return AllocateOwned(spec.size_bytes);
+    case SegmentSpec::Kind::kCudaIpc: break;
   }
   return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_SCHEMA", "unknown kind of segment");
 }
@@ -51,27 +68,30 @@ absl::Status InSegment(size_t index, const absl::Status& error) {
 }
 
 // CheckSchema has seen names alone; two names of one object would hide an overlap.
-absl::StatusOr<Segments> MapAll(const PoolSchema& schema, const PoolLimits& limits, const SegmentOwners& owners) {
+absl::StatusOr<Segments> MapAll(const PoolSchema& schema, const PoolLimits& limits, const SegmentOwners& owners,
+                                const Devices* devices) {
   Segments segments;
   std::set<std::pair<uint64_t, uint64_t>> objects;
   for (size_t i = 0; i < schema.segments.size(); ++i) {
-    auto mapping = MapSpec(schema.segments[i], limits, owners);
-    if (!mapping.ok()) return InSegment(i, mapping.status());
-    const bool owned = schema.segments[i].kind == SegmentSpec::Kind::kDaemonOwned;
-    if (!owned && !objects.emplace((*mapping)->device, (*mapping)->inode).second) {
+    const SegmentSpec& spec = schema.segments[i];
+    auto segment = spec.device.empty() ? AsSegment(MapOnHost(spec, limits, owners)) : AsSegment(MapOnDevice(spec, devices));
+    if (!segment.ok()) return InSegment(i, segment.status());
+    const Mapping* const host = (*segment)->host();
+    const bool shared = host != nullptr && spec.kind != SegmentSpec::Kind::kDaemonOwned;
+    if (shared && !objects.emplace(host->device, host->inode).second) {
       const std::string field = "segments[" + std::to_string(i) + "]";
       return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_SCHEMA",
                        field + " is the same object as an earlier segment", {{"field", field}});
     }
-    segments.push_back(*std::move(mapping));
+    segments.push_back(*std::move(segment));
   }
   return segments;
 }
 
 class Registry final : public PoolRegistry {
  public:
-  Registry(PoolLimits limits, uint64_t epoch, Clock* clock, PoolEvents events)
-      : limits_(std::move(limits)), epoch_(epoch), clock_(clock), events_(std::move(events)) {}
+  Registry(PoolLimits limits, uint64_t epoch, Clock* clock, PoolEvents events, Devices* devices)
+      : limits_(std::move(limits)), epoch_(epoch), clock_(clock), events_(std::move(events)), devices_(devices) {}
 
   ~Registry() override {
     for (const auto& core : All()) core->Shutdown();
@@ -99,7 +119,7 @@ class Registry final : public PoolRegistry {
       if (ttl_ms.ok()) return PoolHandle{core->id(), epoch_, *ttl_ms};
     }
     if (absl::Status status = Admit(caller, schema); !status.ok()) return status;
-    auto segments = MapAll(schema, limits_, OwnersFor(caller));
+    auto segments = MapAll(schema, limits_, OwnersFor(caller), devices_);
     if (!segments.ok()) {
       std::lock_guard<std::mutex> lock(state_->mutex);
       state_->owned_bytes -= OwnedBytes(schema);
@@ -359,6 +379,7 @@ class Registry final : public PoolRegistry {
   const uint64_t epoch_;
   Clock* const clock_;
   const PoolEvents events_;
+  Devices* const devices_;
   std::mutex register_mutex_;  // before state_->mutex
   std::mutex hold_mutex_;      // streams are counted and opened in one; before state_->mutex
   const std::shared_ptr<State> state_ = std::make_shared<State>();
@@ -366,8 +387,9 @@ class Registry final : public PoolRegistry {
 
 }  // namespace
 
-std::unique_ptr<PoolRegistry> PoolRegistry::Create(PoolLimits limits, uint64_t epoch, Clock* clock, PoolEvents events) {
-  return std::make_unique<Registry>(std::move(limits), epoch, clock, std::move(events));
+std::unique_ptr<PoolRegistry> PoolRegistry::Create(PoolLimits limits, uint64_t epoch, Clock* clock, PoolEvents events,
+                                                   Devices* devices) {
+  return std::make_unique<Registry>(std::move(limits), epoch, clock, std::move(events), devices);
 }
 
 }  // namespace spectrumkv

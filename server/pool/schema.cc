@@ -59,6 +59,23 @@ void CheckHead(const PoolSchema& schema, Checker* check) {
       check->Range("segments (count)", schema.segments.size(), 1, kSegments);
 }
 
+// Parts of one allocation may be segments of their own, but must not overlap.
+void CheckParts(const PoolSchema& schema, size_t index, Checker* check) {
+  const SegmentSpec& segment = schema.segments[index];
+  const std::string path = At("segments", index);
+  if (!check->Range(path + ".offset_bytes", segment.offset_bytes, 0, schema_limits::kSegmentBytes)) return;
+  for (size_t i = 0; i < index; ++i) {
+    const SegmentSpec& other = schema.segments[i];
+    if (other.kind != segment.kind || other.name != segment.name) continue;
+    const bool apart = other.offset_bytes + other.size_bytes <= segment.offset_bytes ||
+                       segment.offset_bytes + segment.size_bytes <= other.offset_bytes;
+    if (!check->Require(apart, "OVERLAP", path, std::to_string(segment.offset_bytes),
+                        "it shares bytes of one GPU allocation with " + At("segments", i))) {
+      return;
+    }
+  }
+}
+
 void CheckSegments(const PoolSchema& schema, Checker* check) {
   std::set<std::pair<SegmentSpec::Kind, std::string>> names;
   for (size_t i = 0; i < schema.segments.size() && check->ok(); ++i) {
@@ -68,6 +85,10 @@ void CheckSegments(const PoolSchema& schema, Checker* check) {
     check->Range(path + ".size_bytes", segment.size_bytes, 1, schema_limits::kSegmentBytes);
     check->Range(path + ".name (bytes)", segment.name.size(), owned ? 0 : 1, schema_limits::kNameBytes);
     if (owned || !check->ok()) continue;
+    if (segment.kind == SegmentSpec::Kind::kCudaIpc) {
+      CheckParts(schema, i, check);
+      continue;
+    }
     check->Require(names.emplace(segment.kind, segment.name).second, "INVALID_SCHEMA", path + ".name", segment.name,
                    "must be unique in the schema");
   }
@@ -141,6 +162,15 @@ void CheckTensor(const PoolSchema& schema, const GroupSchema& group, const Tenso
   lattices->push_back(lattice);
 }
 
+// A chunk is coded where its values lie, in one place.
+void CheckDevice(const PoolSchema& schema, const TensorSchema& tensor, const std::string& path, Checker* check) {
+  const std::string& first = schema.segments[schema.groups[0].layers[0].k.segment].device;
+  const std::string& device = schema.segments[tensor.segment].device;
+  check->Require(device == first, "INVALID_SCHEMA", path + ".segment", std::to_string(tensor.segment),
+                 "all tensors of a pool must be in host memory or on one GPU, and the first is " +
+                     (first.empty() ? "in host memory" : "on " + first));
+}
+
 void CheckTensors(const PoolSchema& schema, Checker* check, std::vector<Lattice>* lattices,
                   std::vector<std::string>* paths) {
   std::set<uint32_t> layers;
@@ -158,9 +188,11 @@ void CheckTensors(const PoolSchema& schema, Checker* check, std::vector<Lattice>
                          layer.v ? "given" : "missing", "belongs to every kind but MLA");
       if (!check->ok()) return;
       CheckTensor(schema, group, layer.k, path + ".k", check, lattices);
+      if (check->ok()) CheckDevice(schema, layer.k, path + ".k", check);
       paths->push_back(path + ".k");
       if (layer.v && check->ok()) {
         CheckTensor(schema, group, *layer.v, path + ".v", check, lattices);
+        if (check->ok()) CheckDevice(schema, *layer.v, path + ".v", check);
         paths->push_back(path + ".v");
       }
       if (!check->ok()) return;
@@ -171,6 +203,10 @@ void CheckTensors(const PoolSchema& schema, Checker* check, std::vector<Lattice>
 void CheckGenerations(const PoolSchema& schema, Checker* check, std::vector<Lattice>* lattices) {
   const PoolSchema::Generations& table = *schema.generations;
   if (!check->Range("generations.segment", table.segment, 0, schema.segments.size() - 1)) return;
+  if (!check->Require(schema.segments[table.segment].device.empty(), "INVALID_SCHEMA", "generations.segment",
+                      std::to_string(table.segment), "it must be in host memory, where the daemon reads it")) {
+    return;
+  }
   uint64_t blocks = 0;
   for (const GroupSchema& group : schema.groups) blocks = std::max(blocks, group.num_blocks);
   const uint64_t size = schema.segments[table.segment].size_bytes;

@@ -14,9 +14,11 @@ namespace spectrumkv {
 enum class GroupKind { kAttention, kMla, kSlidingWindow };
 
 struct SegmentSpec {
-  enum class Kind { kPosixShm, kFile, kDaemonOwned } kind = Kind::kDaemonOwned;
-  std::string name;  // shm name or path relative to memory.shared_dir
+  enum class Kind { kPosixShm, kFile, kDaemonOwned, kCudaIpc } kind = Kind::kDaemonOwned;
+  std::string name;  // shm name or path relative to memory.shared_dir; of kCudaIpc the handle, 64 bytes of any value
   uint64_t size_bytes = 0;
+  std::string device;         // uuid of the GPU it is on; "": host memory
+  uint64_t offset_bytes = 0;  // kCudaIpc: from the beginning of the allocation
   friend bool operator==(const SegmentSpec&, const SegmentSpec&) = default;
 };
 
@@ -87,7 +89,8 @@ constexpr uint64_t kTensorParallel = 65536;
 // Everything that can be checked without the memory: counts and sizes in range, offsets and strides multiples of the
 // element size, every element inside its segment (overflow-safe), elements of one tensor not overlapping each other,
 // tensors not overlapping each other or the generation table (method and its limits: overlap.h), layers unique, a chunk
-// of one token fits max_chunk_bytes (0: no such limit). InvalidArgument with reasons INVALID_SCHEMA, OUT_OF_RANGE,
+// of one token fits max_chunk_bytes (0: no such limit), all tensors in host memory or on one GPU, generations in host
+// memory. InvalidArgument with reasons INVALID_SCHEMA, OUT_OF_RANGE,
 // OVERLAP, CHUNK_TOO_LARGE; the message names the path (groups[0].layers[3].k.token_stride_bytes), the value and the
 // limit, the metadata has them as field, value, limit.
 absl::Status CheckSchema(const PoolSchema& schema, uint64_t max_chunk_bytes);

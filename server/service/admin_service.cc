@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "server/base/log.h"
+#include "server/base/status.h"
 #include "server/service/check.h"
 #include "spectrumkv/v1/admin_service.grpc.pb.h"
 
@@ -68,6 +69,46 @@ void PeerToProto(const PeerStatus& peer, v1::PeerInfo* out) {
   if (measured.setup_seconds.has_value()) out->set_setup_seconds(*measured.setup_seconds);
 }
 
+void ProbeToProto(const ProbeResult& result, v1::ProbePeerResponse* out) {
+  out->set_version(result.version);
+  out->set_epoch(result.epoch);
+  out->set_connect_seconds(result.connect_seconds);
+  out->set_round_trip_seconds(result.round_trip_seconds);
+  out->set_link_bytes_per_second(result.link_bytes_per_second);
+  out->set_clock_offset_seconds(result.clock_offset_seconds);
+  out->set_clock_error_seconds(result.clock_error_seconds);
+}
+
+void CertificatesToProto(const CertificateReport& report, v1::GetCertificateResponse* out) {
+  for (const CertificateReport::One& one : report.chain) {
+    v1::CertificateInfo* info = out->add_chain();
+    info->set_subject(one.subject);
+    info->set_issuer(one.issuer);
+    for (const std::string& name : one.names) info->add_names(name);
+    info->set_not_before(one.not_before);
+    info->set_not_after(one.not_after);
+  }
+  out->set_problem_reason(ReasonOf(report.problem));
+  out->set_problem(std::string(report.problem.message()));
+}
+
+void AddDevices(const Devices* devices, v1::GetStatusResponse* response) {
+  if (devices == nullptr) return;
+  if (!devices->why_none().ok()) response->set_no_device_reason(std::string(devices->why_none().message()));
+  for (const auto& device : devices->all()) {
+    const Device::Use use = device->use();
+    v1::DeviceUsage* out = response->add_devices();
+    out->set_uuid(device->uuid());
+    out->set_name(device->name());
+    out->set_total_bytes(device->total_bytes());
+    out->set_owned_bytes(use.owned_bytes);
+    out->set_imports(use.imports);
+    out->set_lanes(use.lanes);
+    out->set_lane_bytes(use.lane_bytes);
+    out->set_failure(std::string(device->Health().message()));
+  }
+}
+
 class AdminServiceImpl final : public v1::AdminService::CallbackService {
  public:
   AdminServiceImpl(const ServiceContext* context, const AdminHooks* hooks) : context_(context), hooks_(hooks) {}
@@ -89,6 +130,7 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
     response->set_health_address(status.health_address);
     response->set_metrics_address(status.metrics_address);
     response->set_peer_security(status.peer_security);
+    AddDevices(hooks_->devices, response);
     response->set_pools(static_cast<uint32_t>(context_->pools->List().size()));
     response->set_inflight_transfers(context_->transfers->active());
     AddSlots("send", *hooks_->send_slots, response);
@@ -167,7 +209,50 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
     return reactor;
   }
 
+  UnaryReactor* GetMetrics(CallContext* call, const v1::GetMetricsRequest*, v1::GetMetricsResponse* response) override {
+    return Later(call, [this, response] {
+      response->set_text(context_->metrics->Render());
+      return absl::OkStatus();
+    });
+  }
+
+  UnaryReactor* ProbePeer(CallContext* call, const v1::ProbePeerRequest* request,
+                          v1::ProbePeerResponse* response) override {
+    if (request->timeout_ms() > kProbeTimeoutMaxMs) {
+      return AnswerNow(*context_, call,
+                       Invalid("OUT_OF_RANGE", "timeout_ms",
+                               "is " + std::to_string(request->timeout_ms()) + ", at most " +
+                                   std::to_string(kProbeTimeoutMaxMs)));
+    }
+    const absl::Status allowed = CheckPeerAddress(request->peer(), context_->defaults.allowed_hosts);
+    if (!allowed.ok()) return AnswerNow(*context_, call, allowed);
+    const auto timeout_ms = static_cast<int64_t>(request->timeout_ms());
+    return Later(call, [this, peer = request->peer(), timeout_ms, response] {
+      const absl::StatusOr<ProbeResult> result = hooks_->probe_peer(peer, timeout_ms);
+      if (result.ok()) ProbeToProto(*result, response);
+      return result.status();
+    });
+  }
+
+  UnaryReactor* GetCertificate(CallContext* call, const v1::GetCertificateRequest*,
+                               v1::GetCertificateResponse* response) override {
+    return Later(call, [this, response] {
+      response->set_peer_security(hooks_->status().peer_security);
+      CertificatesToProto(hooks_->certificates(), response);
+      return absl::OkStatus();
+    });
+  }
+
  private:
+  // Answers with what `work` returns, from the threads for calls that take their time.
+  UnaryReactor* Later(CallContext* call, std::function<absl::Status()> work) {
+    UnaryReactor* reactor = call->DefaultReactor();
+    context_->calls->Post([this, reactor, work = std::move(work)] {
+      reactor->Finish(EndOf(*context_, MetricStage::kQueue, work()));
+    });
+    return reactor;
+  }
+
   const ServiceContext* const context_;
   const AdminHooks* const hooks_;
 };

@@ -9,9 +9,13 @@
 
 #include <grpcpp/impl/service_type.h>
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kernels/codec/registry.h"
+#include "server/memory/device.h"
 #include "server/memory/slot_pool.h"
 #include "server/service/service_context.h"
+#include "server/stream/certificate_report.h"
+#include "server/stream/probe_result.h"
 
 namespace spectrumkv {
 
@@ -36,11 +40,17 @@ struct AdminHooks {
   const BackendRegistry* backends = nullptr;
   const SlotPool* send_slots = nullptr;
   const SlotPool* receive_slots = nullptr;
+  const Devices* devices = nullptr;
   int64_t max_drain_timeout_ms = 3600000;
+  // Blocks (GrpcTransport::Probe). timeout_ms 0: the default.
+  std::function<absl::StatusOr<ProbeResult>(const std::string& peer, int64_t timeout_ms)> probe_peer;
+  // Reads files.
+  std::function<CertificateReport()> certificates;
 };
 
 constexpr uint32_t kListTransfersDefault = 100;
 constexpr uint32_t kListTransfersMax = 10000;
+constexpr uint64_t kProbeTimeoutMaxMs = 10000;
 
 // Both are borrowed.
 std::unique_ptr<grpc::Service> NewAdminService(const ServiceContext* context, const AdminHooks* hooks);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,9 +15,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/config/config.h"
+#include "server/config/profiles.h"
 #include "server/plan/plan.h"
 #include "server/pool/pool.h"
 #include "server/pool/schema.h"
+#include "server/scan/attention.h"
 #include "server/transfer/report.h"
 #include "spectrumkv/v1/worker_service.pb.h"
 
@@ -44,16 +47,24 @@ struct RequestDefaults {
   int64_t unregister_timeout_ms = 60000;
   int64_t max_unregister_timeout_ms = 600000;
   std::vector<std::string> allowed_hosts;
+  std::vector<ProfileFile> profiles;
 };
-// INVALID_CONFIG for names that are no allocator or tier.
+// INVALID_CONFIG for names that are no allocator or tier. Without profiles: they are files.
 absl::StatusOr<RequestDefaults> DefaultsOf(const Config& config);
 
-// INVALID_SCHEMA, OUT_OF_RANGE; UNSUPPORTED_DTYPE, UNSUPPORTED_GROUP, CUDA_NOT_AVAILABLE.
+// INVALID_SCHEMA, OUT_OF_RANGE; UNSUPPORTED_DTYPE, UNSUPPORTED_GROUP.
 absl::StatusOr<PoolSchema> SchemaFromProto(const v1::PoolSchema& proto);
 
 // What is left open comes from `defaults`. INVALID_POLICY, INVALID_TIERS; UNKNOWN_TIER. Budget, scores and decay are
 // checked by the planner.
 absl::StatusOr<Policy> PolicyFromProto(const v1::Policy& proto, const Policy& defaults);
+
+// INVALID_QUERIES. What depends on the pool is checked where the pool is known (CheckQueries).
+absl::StatusOr<std::shared_ptr<const RecentQueries>> QueriesFromProto(const v1::RecentQueries& proto);
+
+// The profile for a pool's model, for the layers as the planner has them; what suits every model where there is none.
+ModelProfile ProfileOf(const std::vector<ProfileFile>& profiles, const PoolSchema& schema,
+                       const std::vector<PlanLayer>& layers);
 
 // INVALID_BLOCKS.
 absl::StatusOr<std::vector<GroupBlockList>> BlocksFromProto(
@@ -95,6 +106,12 @@ v1::TransferState StateToProto(TransferState state);
 void TierCountsToProto(const TierTotals& totals, google::protobuf::RepeatedPtrField<v1::TierCount>* out);
 void TokenRunsToProto(const std::vector<TokenRange>& runs, google::protobuf::RepeatedPtrField<v1::TokenRun>* out);
 void BudgetChoiceToProto(const BudgetChoice& choice, v1::BudgetChoice* out);
+// To gate_action and closed_tiers of a TransferReport or a PlanResponse.
+template <typename Message>
+void GateToProto(const GateOutcome& gate, Message* out) {
+  out->set_gate_action(static_cast<v1::GateAction>(gate.action));
+  for (const Tier tier : gate.closed) out->add_closed_tiers(TierToProto(tier));
+}
 void ReportToProto(const TransferReport& report, v1::TransferReport* out);
 
 }  // namespace spectrumkv

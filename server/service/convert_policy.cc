@@ -59,9 +59,13 @@ absl::Status SetImportance(const v1::Importance& proto, Policy* policy) {
   policy->scores_per_layer = proto.scores_per_layer();
   if (proto.decay_lambda() != 0) policy->decay_lambda = proto.decay_lambda();
   if (proto.has_sinks()) policy->sinks = proto.sinks();
+  if (proto.has_queries() && !policy->scores.empty()) {
+    return Invalid("INVALID_POLICY", "policy.importance.queries", "and policy.importance.scores are both given");
+  }
   switch (proto.source()) {
     case v1::IMPORTANCE_SOURCE_UNSPECIFIED:
       policy->importance = !policy->scores.empty()                    ? ImportanceSource::kScores
+                           : proto.has_queries()                      ? ImportanceSource::kRecentQueries
                            : policy->allocator == Allocator::kOptimal ? ImportanceSource::kNone
                                                                       : ImportanceSource::kPosition;
       return absl::OkStatus();
@@ -69,6 +73,9 @@ absl::Status SetImportance(const v1::Importance& proto, Policy* policy) {
     case v1::IMPORTANCE_SOURCE_POSITION: policy->importance = ImportanceSource::kPosition; return absl::OkStatus();
     case v1::IMPORTANCE_SOURCE_KEY_NORM: policy->importance = ImportanceSource::kKeyNorm; return absl::OkStatus();
     case v1::IMPORTANCE_SOURCE_NONE: policy->importance = ImportanceSource::kNone; return absl::OkStatus();
+    case v1::IMPORTANCE_SOURCE_RECENT_QUERIES:
+      policy->importance = ImportanceSource::kRecentQueries;
+      return absl::OkStatus();
     default:
       return Invalid("INVALID_POLICY", "policy.importance.source",
                      "is " + std::to_string(static_cast<int>(proto.source())) + ", no importance source");
@@ -111,6 +118,56 @@ absl::StatusOr<Policy> PolicyFromProto(const v1::Policy& proto, const Policy& de
   policy.strict_budget = proto.strict_budget();
   policy.payload_only = proto.payload_only();
   return policy;
+}
+
+absl::StatusOr<std::shared_ptr<const RecentQueries>> QueriesFromProto(const v1::RecentQueries& proto) {
+  auto queries = std::make_shared<RecentQueries>();
+  switch (proto.data_type()) {
+    case v1::DATA_TYPE_FLOAT16: queries->dtype = DType::kFloat16; break;
+    case v1::DATA_TYPE_BFLOAT16: queries->dtype = DType::kBFloat16; break;
+    case v1::DATA_TYPE_FLOAT32: queries->dtype = DType::kFloat32; break;
+    default:
+      return Invalid("INVALID_QUERIES", "queries.data_type",
+                     "is " + std::to_string(static_cast<int>(proto.data_type())) + "; queries are of 16 or 32 bit floats");
+  }
+  if (proto.layers_size() > kMaxLayers) {
+    return Invalid("INVALID_QUERIES", "queries.layers",
+                   "are " + std::to_string(proto.layers_size()) + ", the limit is " + std::to_string(kMaxLayers));
+  }
+  queries->positions.assign(proto.positions().begin(), proto.positions().end());
+  for (const v1::LayerQueries& layer : proto.layers()) {
+    queries->layers.push_back({layer.layer(), layer.queries(), layer.query_heads(),
+                               static_cast<float>(layer.softmax_scale()), static_cast<float>(layer.logit_soft_cap()),
+                               layer.window_tokens()});
+  }
+  return queries;
+}
+
+ModelProfile ProfileOf(const std::vector<ProfileFile>& profiles, const PoolSchema& schema,
+                       const std::vector<PlanLayer>& layers) {
+  ModelProfile profile;
+  const ProfileFile* file = FindProfile(profiles, schema.model, schema.revision);
+  if (file == nullptr) return profile;
+  profile.name = file->name;
+  if (file->k_weight != 0) profile.k_weight = file->k_weight;
+  for (int id = 0; id < kTierCount; ++id) {
+    const std::string tier = TierName(static_cast<Tier>(id));
+    const auto k = file->k_errors.find(tier), v = file->v_errors.find(tier);
+    if (k != file->k_errors.end()) profile.k_errors[static_cast<size_t>(id)] = k->second;
+    if (v != file->v_errors.end()) profile.v_errors[static_cast<size_t>(id)] = v->second;
+  }
+  // A pool may hold some layers of the model; a layer that the file does not know is like any other.
+  const auto of_layers = [&layers](const std::vector<double>& by_index) {
+    std::vector<float> values;
+    for (const PlanLayer& layer : layers) {
+      if (by_index.empty()) break;
+      values.push_back(layer.layer < by_index.size() ? static_cast<float>(by_index[layer.layer]) : 1.0f);
+    }
+    return values;
+  };
+  profile.layer_weights = of_layers(file->layer_weights);
+  profile.layer_budgets = of_layers(file->layer_budgets);
+  return profile;
 }
 
 absl::StatusOr<RequestDefaults> DefaultsOf(const Config& config) {

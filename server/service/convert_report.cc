@@ -38,12 +38,17 @@ static_assert(v1::BudgetReason_ARRAYSIZE == kBudgetReasonCount &&
               v1::BUDGET_REASON_LINK_UNKNOWN == static_cast<int>(BudgetReason::kLinkUnknown) &&
               v1::BUDGET_REASON_STAGE_UNKNOWN == static_cast<int>(BudgetReason::kStageUnknown));
 
+static_assert(v1::GateAction_ARRAYSIZE == 4 && v1::GATE_ACTION_WARNED == static_cast<int>(GateAction::kWarned) &&
+              v1::GATE_ACTION_OVERRIDDEN == static_cast<int>(GateAction::kOverridden) &&
+              v1::GATE_ACTION_NARROWED == static_cast<int>(GateAction::kNarrowed));
+
 v1::ImportanceSource ImportanceToProto(ImportanceSource source) {
   switch (source) {
     case ImportanceSource::kScores: return v1::IMPORTANCE_SOURCE_SCORES;
     case ImportanceSource::kPosition: return v1::IMPORTANCE_SOURCE_POSITION;
     case ImportanceSource::kKeyNorm: return v1::IMPORTANCE_SOURCE_KEY_NORM;
     case ImportanceSource::kNone: return v1::IMPORTANCE_SOURCE_NONE;
+    case ImportanceSource::kRecentQueries: return v1::IMPORTANCE_SOURCE_RECENT_QUERIES;
   }
   return v1::IMPORTANCE_SOURCE_UNSPECIFIED;
 }
@@ -109,6 +114,7 @@ void ReportToProto(const TransferReport& report, v1::TransferReport* out) {
   if (report.role == Role::kSender) {
     out->set_allocator(AllocatorToProto(report.allocator));
     out->set_importance(ImportanceToProto(report.importance));
+    out->set_model_profile(report.model_profile);
   }
   out->set_backend(report.backend);
   out->set_path(report.path);
@@ -128,6 +134,7 @@ void ReportToProto(const TransferReport& report, v1::TransferReport* out) {
   out->set_limited_seconds(report.limited_seconds);
   if (report.measured_link.has_value()) out->set_measured_link_bytes_per_second(*report.measured_link);
   if (report.link.has_value()) out->set_link_bytes_per_second(*report.link);
+  GateToProto(report.gate, out);
   if (report.choice.has_value()) BudgetChoiceToProto(*report.choice, out->mutable_budget_choice());
 }
 

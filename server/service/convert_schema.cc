@@ -26,20 +26,25 @@ absl::StatusOr<SegmentSpec> SegmentFromProto(const v1::MemorySegment& proto, con
       segment.size_bytes = proto.file().size_bytes();
       break;
     case v1::MemorySegment::kDaemonOwned:
-      if (!proto.daemon_owned().device().empty() && proto.daemon_owned().device() != "host") {
-        return Unsupported("CUDA_NOT_AVAILABLE", field + ".daemon_owned.device",
-                           "is " + Quoted(proto.daemon_owned().device()) + "; this build knows \"host\" alone");
-      }
+      if (proto.daemon_owned().device() != "host") segment.device = proto.daemon_owned().device();
       segment.kind = SegmentSpec::Kind::kDaemonOwned;
       segment.size_bytes = proto.daemon_owned().size_bytes();
       break;
     case v1::MemorySegment::kCudaIpc:
-      return Unsupported("CUDA_NOT_AVAILABLE", field + ".cuda_ipc",
-                         "cannot be mapped: this build has no CUDA; use posix_shm, file or daemon_owned");
+      if (proto.cuda_ipc().device_uuid().empty()) {
+        return Invalid("INVALID_SCHEMA", field + ".cuda_ipc.device_uuid", "is not set");
+      }
+      segment.kind = SegmentSpec::Kind::kCudaIpc;
+      segment.name = proto.cuda_ipc().handle();
+      segment.device = proto.cuda_ipc().device_uuid();
+      segment.offset_bytes = proto.cuda_ipc().offset_bytes();
+      segment.size_bytes = proto.cuda_ipc().size_bytes();
+      break;
     case v1::MemorySegment::KIND_NOT_SET: return Invalid("INVALID_SCHEMA", field + ".kind", "is not set");
   }
-  const absl::Status name = CheckName(segment.name, field, kMaxPathLength);
-  if (!name.ok()) return name;
+  for (const std::string* name : {&segment.name, &segment.device}) {
+    if (absl::Status status = CheckName(*name, field, kMaxPathLength); !status.ok()) return status;
+  }
   return segment;
 }
 

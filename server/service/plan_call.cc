@@ -7,16 +7,44 @@
 #include <vector>
 
 #include "server/plan/distortion.h"
+#include "server/scan/device_scan.h"
 #include "server/scan/scan.h"
+#include "server/service/gate_call.h"
+#include "server/transfer/attend.h"
 #include "server/transfer/predict.h"
 #include "server/transfer/shape.h"
 
 namespace spectrumkv {
 namespace {
 
+// One piece of one layer, at the end of which `scan` knows its tokens.
+struct ScanPiece {
+  DeviceRange range;  // of host memory too, where rows are addresses of this process
+  uint32_t first = 0;
+  bool spreads = false;
+  uint32_t pinned = 0;
+};
+
+absl::Status ScanOne(const Backend& backend, Device* device, const ScanPiece& piece, Workspace* workspace,
+                     LayerScan* scan) {
+  const DeviceRange& range = piece.range;
+  if (device != nullptr) {
+    absl::Status done = ScanOnDevice(device, range, piece.first, scan);
+    if (!done.ok() || !piece.spreads) return done;
+    return SpreadOnDevice(device, range, piece.first, piece.pinned, scan);
+  }
+  const SourcePlane k{range.k.rows, range.k.head_stride_bytes, range.k.dim_stride_bytes};
+  const SourcePlane v{range.v.rows, range.v.head_stride_bytes, range.v.dim_stride_bytes};
+  const SourcePlane* const values = range.dims.has_v ? &v : nullptr;
+  ScanLayer(backend, range.dims, k, values, {piece.first, range.dims.tokens}, scan);
+  if (piece.spreads) SpreadChunk(backend, range.dims, k, values, piece.first, piece.pinned, workspace, scan);
+  return absl::OkStatus();
+}
+
 // Every token of every layer. spreads: samples them too, with the first `pinned` tokens RAW.
-std::vector<LayerScan> ScanAll(const Backend& backend, const BlockHold& hold, const std::vector<PlanLayer>& layers,
-                               const std::vector<LayerPlace>& places, bool spreads, uint32_t pinned) {
+absl::StatusOr<std::vector<LayerScan>> ScanAll(const Backend& backend, const BlockHold& hold,
+                                               const std::vector<PlanLayer>& layers,
+                                               const std::vector<LayerPlace>& places, bool spreads, uint32_t pinned) {
   const uint32_t tokens = hold.token_count();
   std::vector<LayerScan> scans(layers.size());
   std::vector<uint8_t*> k_rows, v_rows;
@@ -32,21 +60,53 @@ std::vector<LayerScan> ScanAll(const Backend& backend, const BlockHold& hold, co
     const uint32_t step = TokensPerChunk(layer.heads, layer.head_dim, layer.dtype, layer.has_v);
     for (uint32_t first = 0; first < tokens; first += step) {
       const uint32_t count = std::min(step, tokens - first);
-      const auto plane_of = [&](PlaneId plane, const TensorSchema& tensor, std::vector<uint8_t*>* rows) {
+      const auto rows_of = [&](PlaneId plane, const TensorSchema& tensor, std::vector<uint8_t*>* rows) {
         rows->resize(count);
         hold.FillRows(places[i].group, places[i].layer_slot, plane, first, count, rows->data());
-        return SourcePlane{rows->data(), static_cast<int64_t>(tensor.head_stride_bytes),
-                           static_cast<int64_t>(tensor.dim_stride_bytes)};
+        return DeviceRows{rows->data(), static_cast<int64_t>(tensor.token_stride_bytes),
+                          static_cast<int64_t>(tensor.head_stride_bytes),
+                          static_cast<int64_t>(tensor.dim_stride_bytes)};
       };
-      const SourcePlane k = plane_of(PlaneId::kK, schema.k, &k_rows);
-      SourcePlane v;
-      if (layer.has_v) v = plane_of(PlaneId::kV, *schema.v, &v_rows);
-      ScanLayer(backend, DimsOf(layer, count), k, layer.has_v ? &v : nullptr, {first, count}, &scans[i]);
-      if (!spreads) continue;
-      SpreadChunk(backend, DimsOf(layer, count), k, layer.has_v ? &v : nullptr, first, pinned, &workspace, &scans[i]);
+      ScanPiece piece;
+      piece.range.dims = DimsOf(layer, count);
+      piece.range.k = rows_of(PlaneId::kK, schema.k, &k_rows);
+      if (layer.has_v) piece.range.v = rows_of(PlaneId::kV, *schema.v, &v_rows);
+      piece.first = first;
+      piece.spreads = spreads;
+      piece.pinned = pinned;
+      if (absl::Status ok = ScanOne(backend, hold.device(), piece, &workspace, &scans[i]); !ok.ok()) return ok;
     }
   }
   return scans;
+}
+
+// What the request's queries attend to, into the policy as its scores.
+absl::Status AttendAll(const ServiceContext& context, const BlockHold& hold, const std::vector<PlanLayer>& layers,
+                       const std::vector<LayerPlace>& places, const v1::Importance& importance, Policy* policy) {
+  std::shared_ptr<const RecentQueries> queries;
+  if (importance.has_queries()) {
+    auto given = QueriesFromProto(importance.queries());
+    if (!given.ok()) return given.status();
+    queries = *std::move(given);
+  }
+  const uint32_t tokens = hold.token_count();
+  absl::Status status = CheckQueriesFor(hold, *policy, queries.get(), layers, /*layerwise=*/false);
+  if (!status.ok() || queries == nullptr) return status;
+  TransferShape all;
+  all.token_count = tokens;
+  all.kept = {{0, tokens}};
+  all.layers = layers;
+  const EncodeSource source{&hold, &all, &places};
+  AttentionWork work;
+  for (auto& [layer, mine] : QueriesByLayer(queries, layers)) {
+    work.Add(std::make_unique<LayerAttention>(layer, layers[layer], tokens, mine.all, mine.entry));
+  }
+  for (size_t job = 0; job < work.jobs(); ++job) work.Run(job, *context.backend, source);
+  AttentionScores scores(layers.size(), tokens);
+  work.MoveTo(&scores);
+  policy->scores = scores.ByLayer();
+  policy->scores_per_layer = true;
+  return absl::OkStatus();
 }
 
 // From positions of the request to kept tokens.
@@ -142,16 +202,17 @@ absl::StatusOr<std::unique_ptr<BlockHold>> HoldFor(const ServiceContext& context
 
 // Which rates the request means; what it says of the link goes first. Without a peer, as for Publish.
 Measured MeasuredFor(const ServiceContext& context, const v1::PlanRequest& request) {
-  Measured measured = context.transfers->MeasuredOf(request.peer());
+  Measured measured = context.transfers->MeasuredOf(PeerOf(context, request.peer()).value_or(request.peer()));
   if (request.has_link_bytes_per_second()) measured.link = request.link_bytes_per_second();
   return measured;
 }
 
-absl::Status CheckLink(const v1::PlanRequest& request) {
+absl::Status CheckLink(const ServiceContext& context, const v1::PlanRequest& request) {
   if (request.has_link_bytes_per_second()) {
     if (absl::Status rate = CheckLinkRate(request.link_bytes_per_second()); !rate.ok()) return rate;
   }
-  return request.peer().empty() ? absl::OkStatus() : CheckPeerAddress(request.peer());
+  if (request.peer().empty() || PeerOf(context, request.peer()).ok()) return absl::OkStatus();
+  return CheckPeerAddress(request.peer());
 }
 
 void PredictTime(const v1::PlanRequest& request, const TransferShape& shape, const PlanBatch& batch, SourceReads reads,
@@ -182,11 +243,17 @@ absl::Status PlanNow(const ServiceContext& context, const Caller& caller, const 
                      v1::PlanResponse* response) {
   auto policy = PolicyFromProto(request.policy(), context.defaults.policy);
   if (!policy.ok()) return policy.status();
-  if (absl::Status link = CheckLink(request); !link.ok()) return link;
+  if (absl::Status link = CheckLink(context, request); !link.ok()) return link;
   const auto hold = HoldFor(context, caller, request);
   if (!hold.ok()) return hold.status();
+  JudgePolicy(context, caller, (*hold)->schema(), request.policy(), &*policy);
+  GateToProto(policy->gate, response);
   std::vector<LayerPlace> places;
   const std::vector<PlanLayer> layers = PlanLayersOf((*hold)->schema(), &places);
+  if (policy->allocator == Allocator::kOptimal) {
+    policy->profile = ProfileOf(context.defaults.profiles, (*hold)->schema(), layers);
+    response->set_model_profile(policy->profile.name);
+  }
   absl::Status status = CheckPolicy(*policy, request.token_count(), static_cast<uint32_t>(layers.size()));
   if (!status.ok()) return status;
   const Measured measured = MeasuredFor(context, request);
@@ -197,14 +264,18 @@ absl::Status PlanNow(const ServiceContext& context, const Caller& caller, const 
     BudgetChoiceToProto(choice, response->mutable_budget_choice());
   }
 
-  const std::vector<LayerScan> all =
+  status = AttendAll(context, **hold, layers, places, request.policy().importance(), &*policy);
+  if (!status.ok()) return status;
+  const auto scanned =
       ScanAll(*context.backend, **hold, layers, places, policy->allocator == Allocator::kOptimal, policy->sinks);
+  if (!scanned.ok()) return scanned.status();
+  const std::vector<LayerScan>& all = *scanned;
   status = (*hold)->Health();
   if (!status.ok()) return status;
   // As a sender does.
   const bool scan_chooses = ScanChooses(*policy, /*layerwise=*/false);
   auto planner = Planner::Create(*policy, layers, request.token_count(), scan_chooses ? &all : nullptr);
-  if (!planner.ok()) return planner.status();
+  if (!planner.ok()) return WithGate(policy->gate, planner.status());
   const TransferShape& shape = planner->shape();
   std::vector<LayerScan> scan;
   for (const LayerScan& layer : all) {  // where there are spreads all tokens are kept
@@ -215,7 +286,7 @@ absl::Status PlanNow(const ServiceContext& context, const Caller& caller, const 
   std::vector<uint32_t> chunks(planner->cuts().size());
   std::iota(chunks.begin(), chunks.end(), 0);
   const auto batch = planner->Plan(chunks, scan);
-  if (!batch.ok()) return batch.status();
+  if (!batch.ok()) return WithGate(policy->gate, batch.status());
   const uint64_t kv_bytes = KvBytesOf(shape);
   response->set_kv_bytes(kv_bytes);
   response->set_wire_bytes(batch->wire_bytes);

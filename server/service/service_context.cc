@@ -23,6 +23,12 @@ Caller CallerOf(const ServiceContext& context, const grpc::CallbackServerContext
   return context.caller_of(call.peer());
 }
 
+absl::StatusOr<std::string> PeerOf(const ServiceContext& context, const std::string& peer) {
+  if (peer == "self" && !context.self_peer.empty()) return context.self_peer;
+  if (absl::Status address = CheckPeerAddress(peer, context.defaults.allowed_hosts); !address.ok()) return address;
+  return peer;
+}
+
 absl::Status CheckEpoch(const ServiceContext& context, uint64_t epoch) {
   if (epoch == context.epoch) return absl::OkStatus();
   return MakeError(absl::StatusCode::kFailedPrecondition, "STALE_EPOCH",

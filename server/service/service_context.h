@@ -9,11 +9,13 @@
 #include <grpcpp/support/server_callback.h>
 #include <grpcpp/support/status.h>
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kernels/codec/backend.h"
 #include "server/base/caller.h"
 #include "server/base/executor.h"
 #include "server/metrics/metrics.h"
 #include "server/pool/pool.h"
+#include "server/probe/quality_gate.h"
 #include "server/service/convert.h"
 #include "server/transfer/transfer_manager.h"
 
@@ -29,6 +31,9 @@ struct ServiceContext {
   // known, who may do nothing with pools and transfers.
   std::function<Caller(const std::string& peer)> caller_of = [](const std::string&) { return Caller(); };
   const Backend* backend = nullptr;
+  QualityGate* gate = nullptr;  // null: none
+  // What the peer "self" stands for: host:port of this daemon's own PeerService.
+  std::string self_peer;
   // Calls that map, copy or plan: they must not hold up gRPC's own threads.
   Executor* calls = nullptr;
   // Scans.
@@ -44,6 +49,10 @@ grpc::ServerUnaryReactor* AnswerNow(const ServiceContext& context, grpc::Callbac
 
 // Asked once, where a call begins: later its connection may be gone.
 Caller CallerOf(const ServiceContext& context, const grpc::CallbackServerContext& call);
+
+// host:port of the peer that a request names: "self" is this daemon, whatever peer.allowed_hosts says. Errors: those of
+// CheckPeerAddress.
+absl::StatusOr<std::string> PeerOf(const ServiceContext& context, const std::string& peer);
 
 // FAILED_PRECONDITION STALE_EPOCH unless `epoch` is this daemon's.
 absl::Status CheckEpoch(const ServiceContext& context, uint64_t epoch);

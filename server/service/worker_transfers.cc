@@ -1,6 +1,8 @@
 #include <utility>
 
+#include "server/service/gate_call.h"
 #include "server/service/worker_calls.h"
+#include "server/transfer/shape.h"
 
 namespace spectrumkv {
 namespace {
@@ -29,6 +31,11 @@ absl::Status OpenSender(const ServiceContext& context, const Caller& caller, con
   if (!blocks.ok()) return blocks.status();
 
   SenderSpec spec;
+  if (request.policy().importance().has_queries()) {
+    auto queries = QueriesFromProto(request.policy().importance().queries());
+    if (!queries.ok()) return queries.status();
+    spec.queries = *std::move(queries);
+  }
   spec.transfer_id = request.transfer_id();
   spec.transfer_token = request.transfer_token();
   spec.peer = peer;
@@ -37,6 +44,7 @@ absl::Status OpenSender(const ServiceContext& context, const Caller& caller, con
   spec.policy = *std::move(policy);
   spec.deadline_ms = *deadline_ms;
   spec.layerwise = request.layerwise();
+  spec.written_event = request.written_event();
   spec.fingerprint = FingerprintOf(request) + (peer.empty() ? "P" : "S");
   const auto repeat = context.transfers->FindRepeat(caller, spec.transfer_id, Role::kSender, spec.fingerprint);
   if (repeat.has_value()) return *repeat;
@@ -44,7 +52,16 @@ absl::Status OpenSender(const ServiceContext& context, const Caller& caller, con
                                         request.token_count());
   if (!hold.ok()) return hold.status();
   spec.source = *std::move(hold);
-  return context.transfers->StartSender(std::move(spec));
+  if (spec.policy.allocator == Allocator::kOptimal) {
+    std::vector<LayerPlace> places;
+    const std::vector<PlanLayer> layers = PlanLayersOf(spec.source->schema(), &places);
+    spec.policy.profile = ProfileOf(context.defaults.profiles, spec.source->schema(), layers);
+  }
+  JudgePolicy(context, caller, spec.source->schema(), request.policy(), &spec.policy);
+  const GateOutcome gate = spec.policy.gate;
+  const absl::Status started = WithGate(gate, context.transfers->StartSender(std::move(spec)));
+  CountGateDecision(context, gate, started);
+  return started;
 }
 
 template <typename Request>
@@ -88,8 +105,8 @@ UnaryReactor* SendTransfer(const ServiceContext* context, CallContext* call, con
   response->set_epoch(context->epoch);
   const Caller caller = CallerOf(*context, *call);
   return RunCall(context, call, [=] {
-    const absl::Status peer = CheckPeerAddress(request->peer(), context->defaults.allowed_hosts);
-    return peer.ok() ? OpenSender(*context, caller, *request, request->peer()) : peer;
+    const auto peer = PeerOf(*context, request->peer());
+    return peer.ok() ? OpenSender(*context, caller, *request, *peer) : peer.status();
   });
 }
 
@@ -112,17 +129,23 @@ UnaryReactor* FetchTransfer(const ServiceContext* context, CallContext* call, co
   response->set_epoch(context->epoch);
   const Caller caller = CallerOf(*context, *call);
   return RunCall(context, call, [=] {
-    const absl::Status peer = CheckPeerAddress(request->peer(), context->defaults.allowed_hosts);
-    return peer.ok() ? OpenReceiver(*context, caller, *request, request->peer()) : peer;
+    const auto peer = PeerOf(*context, request->peer());
+    return peer.ok() ? OpenReceiver(*context, caller, *request, *peer) : peer.status();
   });
 }
 
 UnaryReactor* AdvanceTransfer(const ServiceContext* context, CallContext* call, const v1::AdvanceRequest* request) {
   absl::Status status = CheckTransferId(request->transfer_id());
   if (status.ok()) {
-    const std::vector<float> scores(request->scores().begin(), request->scores().end());
+    LaterImportance importance;
+    importance.scores.assign(request->scores().begin(), request->scores().end());
+    if (request->has_queries()) {
+      auto queries = QueriesFromProto(request->queries());
+      if (!queries.ok()) return AnswerNow(*context, call, queries.status());
+      importance.queries = *std::move(queries);
+    }
     status = context->transfers->Advance(CallerOf(*context, *call), request->transfer_id(), request->layers(), request->tokens(),
-                                         scores);
+                                         importance, request->written_event());
   }
   return AnswerNow(*context, call, status);
 }

@@ -1,84 +1,22 @@
 #include "server/stream/certificates.h"
 
 #include <openssl/err.h>
-#include <openssl/evp.h>
-#include <openssl/pem.h>
 #include <openssl/x509.h>
-#include <openssl/x509v3.h>
 
 #include <algorithm>
 #include <ctime>
 #include <limits>
 
 #include "server/base/status.h"
+#include "server/stream/pem.h"
 
 namespace spectrumkv {
 namespace {
 
 constexpr size_t kMaxKnown = 1024;
 
-template <auto free_function>
-struct Free {
-  template <typename T>
-  void operator()(T* object) const {
-    free_function(object);
-  }
-};
-using Certificate = std::unique_ptr<X509, Free<X509_free>>;
-using Key = std::unique_ptr<EVP_PKEY, Free<EVP_PKEY_free>>;
-
-class PemReader {
- public:
-  explicit PemReader(const std::string& pem) : in_(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size()))) {}
-  // Null at the end, or where the next one cannot be read.
-  Certificate Next() {
-    Certificate next(PEM_read_bio_X509(in_.get(), nullptr, nullptr, nullptr));
-    ERR_clear_error();
-    return next;
-  }
-  Key NextKey() {
-    Key next(PEM_read_bio_PrivateKey(
-        in_.get(), nullptr, [](char*, int, int, void*) { return 0; }, nullptr));
-    ERR_clear_error();
-    return next;
-  }
-
- private:
-  const std::unique_ptr<BIO, Free<BIO_free>> in_;
-};
-
 absl::Status Invalid(const std::string& file, const std::string& what) {
   return MakeError(absl::StatusCode::kInvalidArgument, "TLS_FILE_INVALID", file + " " + what, {{"file", file}});
-}
-
-std::string TextOf(const ASN1_STRING* text) {
-  return std::string(reinterpret_cast<const char*>(ASN1_STRING_get0_data(text)),
-                     static_cast<size_t>(ASN1_STRING_length(text)));
-}
-
-PeerNames NamesOf(X509* certificate) {
-  PeerNames names;
-  auto* all = static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr));
-  const int count = all == nullptr ? 0 : sk_GENERAL_NAME_num(all);
-  for (int i = 0; i < count; ++i) {
-    const GENERAL_NAME* name = sk_GENERAL_NAME_value(all, i);
-    if (name->type == GEN_DNS) names.dns.push_back(TextOf(name->d.dNSName));
-    if (name->type == GEN_URI) names.uris.push_back(TextOf(name->d.uniformResourceIdentifier));
-  }
-  if (all != nullptr) {
-    GENERAL_NAMES_free(all);
-    return names;
-  }
-  char common[256];
-  const int bytes =
-      X509_NAME_get_text_by_NID(X509_get_subject_name(certificate), NID_commonName, common, sizeof(common));
-  if (bytes > 0) names.dns.emplace_back(common, std::min<size_t>(bytes, sizeof(common) - 1));  // a NUL is part of it
-  return names;
-}
-
-int64_t EndOf(const X509* certificate) {
-  std::tm end = {};
-  return ASN1_TIME_to_tm(X509_get0_notAfter(certificate), &end) == 1 ? timegm(&end) : 0;
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "server/base/ids.h"
 #include "server/base/status.h"
+#include "server/base/text.h"
 
 namespace spectrumkv {
 namespace {
@@ -193,16 +194,18 @@ AcceptFrame AcceptFrom(const v1::Accept& proto, Checker* check) {
 
 CancelFrame CancelFrom(const v1::Cancel& proto, Checker* check) {
   check->Range(proto.cause(), v1::TRANSFER_STATE_FAILED, v1::TRANSFER_STATE_EXPIRED, "cancel.cause");
-  check->Range(proto.code(), 0, 16, "cancel.code");
+  check->Range(proto.code(), 1, 16, "cancel.code");
   check->Text(proto.reason(), kMaxReasonBytes, "cancel.reason");
   check->Text(proto.message(), kMaxMessageBytes, "cancel.message");
   if (!check->ok()) return {};
-  return CancelFrame{static_cast<TransferState>(proto.cause()), proto.code(), proto.reason(), proto.message()};
+  return CancelFrame{static_cast<TransferState>(proto.cause()), proto.code(), CleanText(proto.reason(), kMaxReasonBytes),
+                     CleanText(proto.message(), kMaxMessageBytes)};
 }
 
 ReceiptFrame ReceiptFrom(const v1::Receipt& proto, Checker* check) {
   check->Range(proto.state(), v1::TRANSFER_STATE_COMMITTED, v1::TRANSFER_STATE_EXPIRED, "receipt.state");
-  check->Range(proto.code(), 0, 16, "receipt.code");
+  const bool committed = proto.state() == v1::TRANSFER_STATE_COMMITTED;
+  check->Range(proto.code(), committed ? 0 : 1, committed ? 0 : 16, "receipt.code");
   check->Text(proto.reason(), kMaxReasonBytes, "receipt.reason");
   check->Text(proto.message(), kMaxMessageBytes, "receipt.message");
   const auto seconds = [&](double value, const char* field) {
@@ -215,8 +218,8 @@ ReceiptFrame ReceiptFrom(const v1::Receipt& proto, Checker* check) {
   if (!check->ok()) return {};
   return ReceiptFrame{static_cast<TransferState>(proto.state()),
                       proto.code(),
-                      proto.reason(),
-                      proto.message(),
+                      CleanText(proto.reason(), kMaxReasonBytes),
+                      CleanText(proto.message(), kMaxMessageBytes),
                       proto.chunks_received(),
                       proto.chunks_duplicate(),
                       first_layer,

@@ -3,6 +3,7 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include <grpcpp/channel.h>
@@ -12,9 +13,11 @@
 #include <grpcpp/support/channel_arguments.h>
 #include "server/base/log.h"
 #include "server/base/status.h"
+#include "server/stream/peer_probe.h"
 #include "server/stream/status_codec.h"
 #include "server/stream/stream_core.h"
 #include "server/stream/tls_credentials.h"
+#include "server/stream/tls_probe.h"
 
 namespace spectrumkv {
 namespace {
@@ -23,6 +26,7 @@ constexpr char kControlMethod[] = "/spectrumkv.v1.PeerService/Control";
 constexpr char kDataMethod[] = "/spectrumkv.v1.PeerService/Data";
 constexpr int64_t kControlConnection = -1;
 constexpr int64_t kShutdownTimeoutMs = 10'000;
+constexpr int64_t kAskTlsMs = 500;
 
 using RawStub = grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>;
 
@@ -80,7 +84,7 @@ grpc::ChannelArguments ChannelArgs(const GrpcTransportOptions& options) {
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   args.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
-  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, static_cast<int>(options.undelivered_timeout_ms));  // and TCP_USER_TIMEOUT
   args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   args.SetInt(GRPC_ARG_CLIENT_IDLE_TIMEOUT_MS, 60'000);
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
@@ -150,7 +154,38 @@ class GrpcTransport::Impl {
     }
   }
 
+  absl::StatusOr<ProbeResult> Probe(const std::string& peer, int64_t timeout_ms) {
+    std::shared_ptr<grpc::Channel> channel;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      channel = grpc::CreateCustomChannel(peer, credentials_, args_);
+    }
+    grpc::ClientContext* begun = nullptr;
+    const auto track = [&](grpc::ClientContext* context) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (begun != nullptr) probes_.erase(begun);
+      begun = context;
+      if (context == nullptr) return true;
+      if (stopping_) return false;
+      probes_.insert(context);
+      return true;
+    };
+    const absl::StatusOr<ProbeResult> result = ProbeOver(channel, peer, timeout_ms, track);
+    if (!result.ok() && security_.mode == PeerSecurity::Mode::kPlain && result.status().code() == absl::StatusCode::kUnavailable &&
+        SpeaksTls(peer, kAskTlsMs)) {
+      return SecurityMismatch(peer, "it speaks TLS, this daemon does not");
+    }
+    return result;
+  }
+
+  void StopProbes() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    for (grpc::ClientContext* probe : probes_) probe->TryCancel();
+  }
+
   bool Shutdown() {
+    StopProbes();
     env_.Stop(MakeError(absl::StatusCode::kUnavailable, "SHUTTING_DOWN", "this endpoint is shutting down"));
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -212,6 +247,8 @@ class GrpcTransport::Impl {
   std::shared_ptr<const Certificates> certificates_;
   std::map<Key, Entry> connections_;
   std::list<Key> recent_;
+  bool stopping_ = false;
+  std::set<grpc::ClientContext*> probes_;  // calls of Probe under way
   StreamEnv env_;
 };
 
@@ -256,6 +293,12 @@ std::shared_ptr<DataStream> GrpcTransport::OpenData(const std::string& peer_addr
 absl::StatusOr<bool> GrpcTransport::ReloadSecurity() { return impl_->Reload(); }
 
 void GrpcTransport::GiveUp(const std::string& peer_address) { impl_->GiveUp(peer_address); }
+
+absl::StatusOr<ProbeResult> GrpcTransport::Probe(const std::string& peer_address, int64_t timeout_ms) {
+  return impl_->Probe(peer_address, timeout_ms);
+}
+
+void GrpcTransport::StopProbes() { impl_->StopProbes(); }
 
 void GrpcTransport::Shutdown() { impl_->Shutdown(); }
 

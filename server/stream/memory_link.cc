@@ -94,9 +94,9 @@ void MemoryLink::Accept() {
   }
   PeerAcceptor* acceptor = network_->FindEnd(names_[1]);
   if (acceptor == nullptr) {
-    const absl::Status unreachable = MakeError(absl::StatusCode::kUnavailable, "PEER_UNREACHABLE",
-                                               "no such peer: " + names_[1], {{"peer", names_[1]}});
-    return Terminate(unreachable, unreachable);
+    const absl::Status nobody = MakeError(absl::StatusCode::kUnavailable, kNobodyListens, "no such peer: " + names_[1],
+                                          {{"peer", names_[1]}});
+    return Terminate(nobody, nobody);
   }
   if (is_data_) {
     data_listener_[1] = acceptor->OnData(NewMemoryData(shared_from_this(), 1), open_);

@@ -14,6 +14,7 @@
 
 #include "server/base/status.h"
 #include "server/stream/certificates.h"
+#include "server/stream/pem.h"
 
 namespace spectrumkv {
 namespace {
@@ -38,17 +39,7 @@ absl::Status InvalidFile(const std::string& path, const std::string& what) {
                    {{"file", path}});
 }
 
-template <auto free_function>
-struct Free {
-  template <typename T>
-  void operator()(T* object) const {
-    free_function(object);
-  }
-};
-
 bool Says(const std::string& words, const char* part) { return words.find(part) != std::string::npos; }
-
-using Certificate = std::unique_ptr<X509, Free<X509_free>>;
 
 }  // namespace
 

@@ -67,12 +67,16 @@ class RefusingReactor final : public RawReactor {
   void OnDone() override { delete this; }
 };
 
-class PeerServiceImpl final : public v1::PeerService::WithRawCallbackMethod_Control<
-                                  v1::PeerService::WithRawCallbackMethod_Data<v1::PeerService::Service>> {
+using PeerServiceBase = v1::PeerService::WithRawCallbackMethod_Control<v1::PeerService::WithRawCallbackMethod_Data<
+    v1::PeerService::WithCallbackMethod_Probe<v1::PeerService::Service>>>;
+
+class PeerServiceImpl final : public PeerServiceBase {
  public:
   // `certificates`: null where the security is plain.
-  PeerServiceImpl(StreamEnv* env, PeerAcceptor* acceptor, std::shared_ptr<Certificates> certificates)
-      : env_(env), acceptor_(acceptor), certificates_(std::move(certificates)) {}
+  PeerServiceImpl(const PeerServerOptions& options, StreamEnv* env, PeerAcceptor* acceptor,
+                  std::shared_ptr<Certificates> certificates)
+      : version_(options.version), epoch_(options.epoch), env_(env), acceptor_(acceptor),
+        certificates_(std::move(certificates)) {}
 
   std::shared_ptr<Certificates> certificates() const {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -111,6 +115,20 @@ class PeerServiceImpl final : public v1::PeerService::WithRawCallbackMethod_Cont
     return reactor;
   }
 
+  grpc::ServerUnaryReactor* Probe(grpc::CallbackServerContext* context, const v1::ProbeRequest*,
+                                  v1::ProbeResponse* response) override {
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::Status identity = CheckIdentity(*context);
+    if (identity.ok()) {
+      response->set_version(version_);
+      response->set_epoch(epoch_);
+      response->set_unix_time_ns(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+    }
+    reactor->Finish(ToGrpcStatus(identity));
+    return reactor;
+  }
+
  private:
   static absl::Status Draining() {
     return MakeError(absl::StatusCode::kUnavailable, "DRAINING", "this daemon takes no new streams", {}, 1000);
@@ -131,6 +149,8 @@ class PeerServiceImpl final : public v1::PeerService::WithRawCallbackMethod_Cont
     return values.empty() ? "" : std::string(values[0].data(), values[0].size());
   }
 
+  const std::string version_;
+  const uint64_t epoch_;
   StreamEnv* const env_;
   PeerAcceptor* const acceptor_;
   mutable std::mutex mutex_;
@@ -159,7 +179,8 @@ void SetArguments(const PeerServerOptions& options, grpc::ServerBuilder* builder
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_streams_per_connection);
   builder->AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
-  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,  // and TCP_USER_TIMEOUT
+                              static_cast<int>(options.undelivered_timeout_ms));
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);
 }
@@ -169,7 +190,7 @@ void SetArguments(const PeerServerOptions& options, grpc::ServerBuilder* builder
 class PeerServer::Impl {
  public:
   Impl(const PeerServerOptions& options, PeerAcceptor* acceptor, std::shared_ptr<Certificates> certificates)
-      : security(options.security), env(LimitsOf(options)), service(&env, acceptor, std::move(certificates)) {}
+      : security(options.security), env(LimitsOf(options)), service(options, &env, acceptor, std::move(certificates)) {}
 
   absl::StatusOr<bool> Reload() {
     if (served == nullptr) return false;

@@ -16,9 +16,14 @@ struct PeerServerOptions {
   // host:port; port 0 takes a free one.
   std::string listen_address = "127.0.0.1:0";
   PeerSecurity security;
+  // What those are told who look at this daemon (GrpcTransport::Probe).
+  std::string version;
+  uint64_t epoch = 0;
   size_t max_message_bytes = size_t{16} << 20;
   // HTTP/2 streams per connection; a peer that opens more waits.
   int max_streams_per_connection = 4096;
+  // As GrpcTransportOptions::undelivered_timeout_ms.
+  int64_t undelivered_timeout_ms = 10'000;
   // From the start of a stream to its hello or DataOpen.
   int64_t open_timeout_ms = 10'000;
 };

@@ -7,6 +7,7 @@
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "server/base/status.h"
+#include "server/base/text.h"
 
 namespace spectrumkv {
 namespace {
@@ -15,44 +16,6 @@ constexpr char kDomain[] = "spectrumkv";
 constexpr size_t kMaxMessageBytes = 768;
 constexpr size_t kMaxMetadataBytes = 2048;
 constexpr size_t kMaxReasonBytes = 63;
-
-// Length of the valid UTF-8 sequence at `at`, or 0.
-size_t Utf8Length(const std::string& text, size_t at) {
-  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<uint8_t>(text[i]) : 0; };
-  const auto tail = [&](size_t i) { return (byte(i) & 0xC0) == 0x80; };
-  const uint8_t lead = byte(at);
-  if (lead < 0x80) return 1;
-  if (lead >= 0xC2 && lead <= 0xDF) return tail(at + 1) ? 2 : 0;
-  if (lead >= 0xE0 && lead <= 0xEF) {
-    if (!tail(at + 1) || !tail(at + 2)) return 0;
-    if (lead == 0xE0 && byte(at + 1) < 0xA0) return 0;  // overlong
-    if (lead == 0xED && byte(at + 1) > 0x9F) return 0;  // surrogates
-    return 3;
-  }
-  if (lead >= 0xF0 && lead <= 0xF4) {
-    if (!tail(at + 1) || !tail(at + 2) || !tail(at + 3)) return 0;
-    if (lead == 0xF0 && byte(at + 1) < 0x90) return 0;
-    if (lead == 0xF4 && byte(at + 1) > 0x8F) return 0;
-    return 4;
-  }
-  return 0;
-}
-
-std::string CleanText(const std::string& text, size_t max_bytes) {
-  std::string out;
-  for (size_t i = 0; i < text.size();) {
-    const size_t length = Utf8Length(text, i);
-    if (out.size() + std::max<size_t>(length, 1) > max_bytes) break;
-    if (length == 0) {
-      out += '?';
-      ++i;
-    } else {
-      out.append(text, i, length);
-      i += length;
-    }
-  }
-  return out;
-}
 
 bool IsReason(const std::string& reason) {
   if (reason.empty() || reason.size() > kMaxReasonBytes) return false;
@@ -114,7 +77,9 @@ absl::Status FromGrpcStatus(const grpc::Status& status) {
       if (any.Is<google::rpc::ErrorInfo>() && any.UnpackTo(&info)) {
         if (info.domain() != kDomain || !IsReason(info.reason())) continue;
         reason = info.reason();
-        for (const auto& [key, value] : info.metadata()) metadata[key] = value;
+        for (const auto& [key, value] : info.metadata()) {
+          metadata[CleanText(key, kMaxMetadataBytes)] = CleanText(value, kMaxMetadataBytes);
+        }
       } else if (any.Is<google::rpc::RetryInfo>() && any.UnpackTo(&retry)) {
         const int64_t seconds = std::clamp<int64_t>(retry.retry_delay().seconds(), 0, 86'400);
         retry_ms = seconds * 1000 + std::clamp<int64_t>(retry.retry_delay().nanos(), 0, 999'999'999) / 1'000'000;

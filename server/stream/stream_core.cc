@@ -3,21 +3,11 @@
 #include <utility>
 
 #include "server/base/status.h"
+#include "server/stream/dial_error.h"
 #include "server/stream/peer_security.h"
 
 namespace spectrumkv {
 namespace {
-
-// gRPC's words where the peer closed the connection before it was made, as a TLS server does that refuses a client.
-constexpr char kHungUp[] = "Socket closed";
-// The same where words of ours had not been read yet.
-constexpr char kHungUpHard[] = "Connection reset";
-
-bool HungUp(const absl::Status& status) {
-  const std::string words(status.message());
-  return status.code() == absl::StatusCode::kUnavailable &&
-         (words.find(kHungUp) != std::string::npos || words.find(kHungUpHard) != std::string::npos);
-}
 
 absl::Status PeerGone(const std::string& message) {
   return MakeError(absl::StatusCode::kUnavailable, "PEER_GONE", message);
@@ -172,29 +162,7 @@ void StreamCore::Cancelled() {
 
 absl::Status StreamCore::FinalStatusLocked(const absl::Status& wire_status) const {
   if (!local_error_.ok()) return local_error_;
-  if (wire_status.ok() || !ReasonOf(wire_status).empty()) return wire_status;
-  std::string text = peer_ + ": " + std::string(wire_status.message());
-  const bool dialling = side_ == Side::kDialler && !connected_;
-  if (dialling) {
-    absl::Status handshake = HandshakeError(peer_, std::string(wire_status.message()));
-    if (!handshake.ok()) return handshake;
-    if (HungUp(wire_status)) {
-      text += " (before the connection was made: does it trust our certificate?)";
-    }
-  }
-  switch (wire_status.code()) {
-    case absl::StatusCode::kUnavailable:
-    case absl::StatusCode::kCancelled:
-    case absl::StatusCode::kInternal:
-    case absl::StatusCode::kUnknown:
-    case absl::StatusCode::kDeadlineExceeded:
-      return MakeError(absl::StatusCode::kUnavailable, dialling ? "PEER_UNREACHABLE" : "PEER_GONE", text,
-                       {{"peer", peer_}});
-    case absl::StatusCode::kResourceExhausted:
-      return MakeError(wire_status.code(), "MESSAGE_TOO_LARGE", text, {{"peer", peer_}});
-    case absl::StatusCode::kUnimplemented: return MakeError(wire_status.code(), "NOT_A_PEER", text, {{"peer", peer_}});
-    default: return MakeError(wire_status.code(), "PEER_REFUSED", text, {{"peer", peer_}});
-  }
+  return CallError(peer_, wire_status, side_ == Side::kDialler && !connected_);
 }
 
 void StreamCore::Finished(const absl::Status& wire_status, std::shared_ptr<void> call) {

@@ -1,18 +1,19 @@
 #include "server/stream/tls_probe.h"
 
 #include <fcntl.h>
-#include <netdb.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <memory>
 
 #include "server/base/host_port.h"
+#include "server/stream/resolve.h"
 
 namespace spectrumkv {
 namespace {
@@ -63,10 +64,11 @@ std::string ClientHello() {
   return size > 0 ? std::string(bytes, static_cast<size_t>(size)) : "";
 }
 
-bool AnswersAsTls(const addrinfo& place, const std::string& hello, int64_t until_ns) {
-  const Closer socket_of{socket(place.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
+bool AnswersAsTls(const Place& place, const std::string& hello, int64_t until_ns) {
+  const Closer socket_of{socket(place.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
   const int fd = socket_of.fd;
-  if (fd < 0 || (connect(fd, place.ai_addr, place.ai_addrlen) != 0 && errno != EINPROGRESS)) return false;
+  const auto* to = reinterpret_cast<const sockaddr*>(&place.address);
+  if (fd < 0 || (connect(fd, to, place.address_bytes) != 0 && errno != EINPROGRESS)) return false;
   if (!WaitFor(fd, POLLOUT, until_ns)) return false;
   if (send(fd, hello.data(), hello.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(hello.size())) return false;
   uint8_t answer[2] = {};
@@ -84,19 +86,12 @@ bool AnswersAsTls(const addrinfo& place, const std::string& hello, int64_t until
 bool SpeaksTls(const std::string& address, int64_t timeout_ms) {
   const HostPort peer = SplitHostPort(address);
   if (peer.port.empty()) return false;
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(peer.host.c_str(), peer.port.c_str(), &hints, &found) != 0) return false;
-  const std::string hello = ClientHello();
   const int64_t until_ns = NowNs() + timeout_ms * 1'000'000;
-  bool tls = false;
-  for (const addrinfo* place = found; place != nullptr && !tls && !hello.empty(); place = place->ai_next) {
-    tls = AnswersAsTls(*place, hello, until_ns);
-  }
-  freeaddrinfo(found);
-  return tls;
+  const std::vector<Place> places = Resolve(peer.host, peer.port, timeout_ms);
+  const std::string hello = places.empty() ? "" : ClientHello();
+  return !hello.empty() && std::any_of(places.begin(), places.end(), [&](const Place& place) {
+    return AnswersAsTls(place, hello, until_ns);
+  });
 }
 
 bool TlsProbe::Ask(const std::string& address) {

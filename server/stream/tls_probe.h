@@ -9,7 +9,7 @@
 namespace spectrumkv {
 
 // True where what listens on `address` (host:port) answers the first words of a TLS client as a TLS server does. Blocks:
-// at most about timeout_ms, and as long as names take to resolve.
+// at most about timeout_ms, names included.
 bool SpeaksTls(const std::string& address, int64_t timeout_ms);
 
 // Remembers answers for a second, so that a peer is asked once however many streams it hangs up on. Thread-safe; Ask

@@ -20,6 +20,9 @@
 
 namespace spectrumkv {
 
+// Reason of a dial (UNAVAILABLE) that the peer's machine refused: no process listens at this address.
+inline constexpr char kNobodyListens[] = "NOBODY_LISTENS";
+
 struct ByteSpan {
   const uint8_t* data = nullptr;
   size_t size = 0;
@@ -107,9 +110,9 @@ class PeerAcceptor {
 class Transport {
  public:
   virtual ~Transport() = default;
-  // Dials lazily; a peer that is not there shows as OnClosed(UNAVAILABLE PEER_UNREACHABLE) within connect_timeout_ms,
-  // one whose certificate does not fit as PEER_IDENTITY or PEER_HANDSHAKE, one that speaks TLS where we do not, or the
-  // other way round, as PEER_SECURITY_MISMATCH (peer_security.h).
+  // Dials lazily; a peer that is not there shows as OnClosed(UNAVAILABLE PEER_UNREACHABLE) within connect_timeout_ms, or
+  // as kNobodyListens where its machine says so, one whose certificate does not fit as PEER_IDENTITY or PEER_HANDSHAKE,
+  // one that speaks TLS where we do not, or the other way round, as PEER_SECURITY_MISMATCH (peer_security.h).
   virtual std::shared_ptr<ControlStream> OpenControl(const std::string& peer_address,
                                                      std::shared_ptr<ControlListener> listener) = 0;
   // `open.stream` chooses the connection: each index has its own TCP connection to the peer.

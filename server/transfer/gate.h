@@ -28,6 +28,12 @@ class Gate {
     if (drained) drained();
   }
 
+  // For those inside who may stop early.
+  bool closed() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return closed_;
+  }
+
   // Nobody enters any more; `drained` once, when the last one inside has left (inside this call if nobody is). Only the
   // first Close counts.
   void Close(std::function<void()> drained) {

@@ -32,7 +32,7 @@ void Transfer::Dial() {
   session->Attach(shared_from_this());
   link_ = Link{};
   link_.session = session;
-  Heard();
+  if (attempt == 1) Heard();  // silence is counted from the last word, or from the begin
   link_.control = parts().transport->OpenControl(setup_.peer, session);
   setup_.host->CountPeer(setup_.peer, "dialled", nullptr);
   HelloFrame hello = MakeHello();
@@ -193,11 +193,20 @@ void Transfer::PeerEnded(const CancelFrame& cancel, const std::string& who) {
   Apply(event, PeerError(cancel, who));
 }
 
-// A transfer that failed over silence, or ended while two heartbeats were overdue, leaves no connection for the next.
+// A transfer that failed over silence, or ended while heartbeats were overdue, leaves no connection for the next.
 void Transfer::GiveUpSilentPeer() {
   if (!dials() || link_.control == nullptr || state_ == TransferState::kCommitted) return;
+  if (HeartbeatsOverdue()) parts().transport->GiveUp(setup_.peer);
+}
+
+bool Transfer::HeartbeatsOverdue() const {
   const int64_t silent_ns = NowNs() - last_heard_ns_.load(std::memory_order_relaxed);
-  if (silent_ns >= options().progress_timeout_ms * kMsToNs / 3 * 2) parts().transport->GiveUp(setup_.peer);
+  return silent_ns >= options().progress_timeout_ms * kMsToNs / 3 * 2;
+}
+
+// Since when there has been no sign of the peer. A link that breaks is one, unless it broke over silence.
+int64_t Transfer::SilentSinceNs() const {
+  return std::max(last_heard_ns_.load(std::memory_order_relaxed), link_lost_ns_);
 }
 
 void Transfer::DropLink(bool good_order) {
@@ -218,16 +227,28 @@ void Transfer::LinkBroke(absl::Status why) {
   parts().metrics->CountError(ErrorStage(), why.ok() ? absl::StatusCode::kUnavailable : why.code());
   last_break_ = std::string(why.message());
   const int64_t now = NowNs();
-  if (link_lost_ns_ == 0) link_lost_ns_ = now;
-  if (now - link_lost_ns_ >= options().progress_timeout_ms * kMsToNs) {
-    const std::string reason = peer_epoch_ == 0 ? "PEER_UNREACHABLE" : "PEER_GONE";
-    return Fail(MakeError(absl::StatusCode::kUnavailable, reason,
-                          absl::StrCat("no connection to the peer ", setup_.peer, " for ",
-                                       options().progress_timeout_ms, " ms: ", std::string(why.message())),
+  if (link_lost_ns_ == 0) link_lost_ns_ = HeartbeatsOverdue() ? last_heard_ns_.load(std::memory_order_relaxed) : now;
+  // A daemon that comes to listen there later has another epoch, and nothing of this transfer.
+  if (peer_epoch_ != 0 && ReasonOf(why) == kNobodyListens) {
+    return Fail(MakeError(absl::StatusCode::kUnavailable, "PEER_GONE",
+                          absl::StrCat("nobody listens at ", setup_.peer, " any more: ", std::string(why.message())),
                           {{"peer", setup_.peer}}));
   }
+  if (now - link_lost_ns_ >= options().progress_timeout_ms * kMsToNs) return FailWithoutLink();
   if (dials()) ScheduleRedial();
   ArmTick();
+}
+
+// The link broke, and nothing came after it for the progress timeout.
+void Transfer::FailWithoutLink() {
+  const std::string patience = absl::StrCat(options().progress_timeout_ms, " ms");
+  if (!dials()) {
+    return Fail(MakeError(absl::StatusCode::kUnavailable, "PEER_GONE",
+                          absl::StrCat("the peer did not come back within ", patience, ": ", last_break_)));
+  }
+  Fail(MakeError(absl::StatusCode::kUnavailable, peer_epoch_ == 0 ? "PEER_UNREACHABLE" : "PEER_GONE",
+                 absl::StrCat("no connection to the peer ", setup_.peer, " for ", patience, ": ", last_break_),
+                 {{"peer", setup_.peer}}));
 }
 
 void Transfer::ScheduleRedial() {
@@ -241,7 +262,7 @@ void Transfer::ArmTick() {
   const int64_t patience_ns = options().progress_timeout_ms * kMsToNs;
   int64_t at = NowNs() + patience_ns / 3;
   if (link_.control != nullptr) {
-    at = std::min(at, last_heard_ns_.load(std::memory_order_relaxed) + patience_ns);
+    at = std::min(at, SilentSinceNs() + patience_ns);
   } else if (link_lost_ns_ != 0) {
     at = std::min(at, link_lost_ns_ + patience_ns);
   }
@@ -254,13 +275,10 @@ void Transfer::Tick() {
   const int64_t now = NowNs();
   const int64_t patience_ns = options().progress_timeout_ms * kMsToNs;
   if (link_.control == nullptr) {
-    // A dialler's own attempts notice; an acceptor waits for the peer to come back.
-    if (!dials() && link_lost_ns_ != 0 && now - link_lost_ns_ >= patience_ns) {
-      return Fail(MakeError(absl::StatusCode::kUnavailable, "PEER_GONE",
-                            absl::StrCat("the peer did not come back within ", options().progress_timeout_ms, " ms")));
-    }
+    if (link_lost_ns_ != 0 && now - link_lost_ns_ >= patience_ns) return FailWithoutLink();
   } else {
-    if (now - last_heard_ns_.load(std::memory_order_relaxed) >= patience_ns) {
+    if (now - SilentSinceNs() >= patience_ns) {
+      if (link_lost_ns_ > last_heard_ns_.load(std::memory_order_relaxed)) return FailWithoutLink();
       return Fail(MakeError(absl::StatusCode::kUnavailable, "PEER_SILENT",
                             absl::StrCat("the peer has been silent for ", options().progress_timeout_ms, " ms")));
     }

@@ -110,7 +110,7 @@ absl::Status TransferManagerImpl::Insert(const std::shared_ptr<Transfer>& transf
 }
 
 absl::Status TransferManagerImpl::Advance(const Caller& caller, const std::string& transfer_id, uint32_t layers, uint32_t tokens,
-                                          const std::vector<float>& scores) {
+                                          const LaterImportance& importance, const std::string& written_event) {
   std::shared_ptr<Transfer> transfer;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -123,7 +123,7 @@ absl::Status TransferManagerImpl::Advance(const Caller& caller, const std::strin
                        absl::StrCat("transfer ", transfer_id, " has ended: ", StateName(entry.report.state)));
     }
   }
-  return static_cast<SenderTransfer*>(transfer.get())->Advance(layers, tokens, scores);
+  return static_cast<SenderTransfer*>(transfer.get())->Advance(layers, tokens, importance, written_event);
 }
 
 absl::StatusOr<TransferReport> TransferManagerImpl::Get(const Caller& caller, const std::string& transfer_id, std::optional<Role> role) {
@@ -375,6 +375,7 @@ std::shared_ptr<DataListener> TransferManagerImpl::OnData(std::shared_ptr<DataSt
     }
   }
   if (transfer == nullptr || transfer->id() != open.transfer_id || attempt != open.attempt) return nullptr;
+  if (open.part_index != 0) return nullptr;  // a transfer has one part
   parts_.metrics->AddOverheadBytes(MessageBytes(open));
   Transfer* t = transfer.get();
   transfer->Post([t, attempt, stream] { t->AdoptData(attempt, stream); });

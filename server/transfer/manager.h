@@ -26,7 +26,7 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   std::optional<absl::Status> FindRepeat(const Caller& caller, const std::string& transfer_id, Role role,
                                          const std::string& fingerprint) override;
   absl::Status Advance(const Caller& caller, const std::string& transfer_id, uint32_t layers, uint32_t tokens,
-                       const std::vector<float>& scores) override;
+                       const LaterImportance& importance, const std::string& written_event) override;
   absl::StatusOr<TransferReport> Get(const Caller& caller, const std::string& transfer_id, std::optional<Role> role) override;
   absl::StatusOr<uint64_t> Watch(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
                                  std::shared_ptr<TransferWatcher> watcher) override;

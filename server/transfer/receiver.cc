@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/ids.h"
 #include "server/base/status.h"
+#include "server/decode/device_decode.h"
 
 namespace spectrumkv {
 namespace {
@@ -29,6 +30,11 @@ absl::StatusOr<ChunkView> Verify(const ReceivedChunk& chunk, const DecodeTarget&
   scratch.pieces.clear();
   for (const ByteSpan& piece : chunk.pieces()) scratch.pieces.push_back({piece.data, piece.size});
   return VerifyChunk({scratch.pieces.data(), scratch.pieces.size()}, scratch.room.Reserve(chunk.size()), target);
+}
+
+absl::StatusOr<DecodeResult> DecodeHere(const Backend& backend, const ChunkView& view, const DecodeTarget& target) {
+  if (target.hold->device() == nullptr) return DecodeChunk(backend, view, target, &ThreadScratch());
+  return DecodeOnDevice(view.pieces(), view, target, &ThreadScratch());
 }
 
 absl::Status Violation(const std::string& what) {
@@ -61,8 +67,13 @@ ReceiverTransfer::ReceiverTransfer(TransferSetup setup, ReceiverSpec spec)
       deadline_ms_(spec.deadline_ms),
       accept_dropped_(spec.accept_dropped),
       exact_conversion_(spec.exact_conversion),
-      fence_(RandomU64()) {
-  UpdateReport([&](TransferReport& r) { r.tokens = target_->token_count(); });
+      fence_(RandomU64()),
+      on_device_(target_->device() != nullptr) {
+  UpdateReport([&](TransferReport& r) {
+    r.tokens = target_->token_count();
+    r.pool_id = spec.pool_id;
+  });
+  if (on_device_) ReportDevice();
 }
 
 void ReceiverTransfer::Start() {
@@ -200,18 +211,25 @@ void ReceiverTransfer::OnFirstSlot(std::shared_ptr<Slot> slot) {
   waits_for_slot_ = false;
   if (slot_asked_ns_ != 0) slot_seconds_ = static_cast<double>(NowNs() - slot_asked_ns_) * 1e-9;
   if (terminal()) return;
-  const uint32_t want = static_cast<uint32_t>(std::min<uint64_t>(options().credits_per_transfer, cuts_.size()));
+  slots_wanted_ = static_cast<uint32_t>(std::min<uint64_t>(options().credits_per_transfer, cuts_.size()));
   {
     std::lock_guard<std::mutex> lock(slots_mutex_);
     free_slots_.push_back(std::move(*slot));
-    while (free_slots_.size() < want) {
-      Slot more = parts().receive_slots->TryAcquire();
+    while (free_slots_.size() < slots_wanted_) {
+      Slot more = SpareSlot();
       if (!more) break;
       free_slots_.push_back(std::move(more));
     }
     slots_owned_ = static_cast<uint32_t>(free_slots_.size());
   }
   if (manifest_attempt_ == attempt_.load() && link_.control != nullptr && !link_.joined) Accept();
+}
+
+// One more than the first. A credit that was given cannot be taken back, and its peer may be long in using it: a source
+// that pauses between layers. So the last quarter is for transfers that have no slot yet.
+Slot ReceiverTransfer::SpareSlot() {
+  SlotPool* const slots = parts().receive_slots;
+  return slots->count() - slots->used() > slots->count() / 4 ? slots->TryAcquire() : Slot();
 }
 
 void ReceiverTransfer::Accept() {
@@ -263,7 +281,8 @@ void ReceiverTransfer::OnChunk(uint32_t attempt, std::unique_ptr<ReceivedChunk> 
     });
   }
   std::shared_ptr<ReceivedChunk> shared = std::move(chunk);
-  if (shared->size() <= options().inline_chunk_bytes) return DecodeOne(attempt, shared, slot);
+  // Whoever decodes on a GPU waits for it.
+  if (!on_device_ && shared->size() <= options().inline_chunk_bytes) return DecodeOne(attempt, shared, slot);
   parts().compute->Post([this, self = shared_from_this(), attempt, shared, slot] { DecodeOne(attempt, shared, slot); });
 }
 
@@ -286,10 +305,16 @@ void ReceiverTransfer::DecodeOne(uint32_t attempt, const std::shared_ptr<Receive
   decoded.receive_seconds = static_cast<double>(verified_ns - begin_ns) * 1e-9;
   if (!gate_.Enter()) return Post([this, slot] { ReturnSlot(slot); });
   decoded.duplicate = !coverage_->Claim(decoded.chunk_index);
-  if (!decoded.duplicate) {
-    decoded.result = DecodeChunk(*parts().backend, *view, decode_target_, &ThreadScratch());
-  }
+  absl::StatusOr<DecodeResult> result = DecodeResult{};
+  if (!decoded.duplicate) result = DecodeHere(*parts().backend, *view, decode_target_);
   gate_.Leave();
+  if (!result.ok()) {
+    return Post([this, slot, why = result.status()] {
+      ReturnSlot(slot);
+      Fail(why);
+    });
+  }
+  decoded.result = *result;
   decoded.decode_seconds = static_cast<double>(NowNs() - verified_ns) * 1e-9;
   Dispatch([this, decoded, slot] {
     OnDecoded(decoded);
@@ -311,6 +336,13 @@ void ReceiverTransfer::ReturnSlot(std::shared_ptr<Slot> slot) {
     } else {
       free_slots_.push_back(std::move(*slot));
       ++credits_owed_;
+      // There was less room when it was admitted.
+      const uint32_t most = coverage_->layers_ready() == 0 ? std::min(slots_wanted_, kFirstCredits) : slots_wanted_;
+      if (Slot more = owned < most ? SpareSlot() : Slot()) {
+        free_slots_.push_back(std::move(more));
+        ++slots_owned_;
+        ++credits_owed_;
+      }
     }
   }
   slot->Release();
@@ -370,8 +402,9 @@ void ReceiverTransfer::Commit() {
   parts().compute->Post([this, self = shared_from_this()] {
     const int64_t begin_ns = NowNs();
     if (!gate_.Enter()) return;
-    target_->ZeroTail(shape_.kept_count());
-    const absl::Status health = target_->Health();
+    absl::Status health = target_->ZeroTail(shape_.kept_count());
+    if (health.ok()) health = target_->Health();
+    if (health.ok()) health = target_->LookAtMemory();  // a file cut and grown again took what was written, without a fault
     gate_.Leave();
     const double seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
     Post([this, health, seconds] {

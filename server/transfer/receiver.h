@@ -39,6 +39,7 @@ class ReceiverTransfer final : public Transfer {
   // Gets the first receive slot (waiting for it), then as many more as are free; then accepts.
   void AdmitWhenThereIsRoom();
   void OnFirstSlot(std::shared_ptr<Slot> slot);
+  Slot SpareSlot();
   void Accept();
 
   // Compute executor.
@@ -61,6 +62,7 @@ class ReceiverTransfer final : public Transfer {
   const int64_t deadline_ms_;
   const bool accept_dropped_, exact_conversion_;
   const uint64_t fence_;
+  const bool on_device_;
 
   // Set by the first manifest, then constant.
   std::optional<ManifestFrame> manifest_;
@@ -74,6 +76,7 @@ class ReceiverTransfer final : public Transfer {
   std::mutex slots_mutex_;
   std::vector<Slot> free_slots_;
   uint32_t slots_owned_ = 0;
+  uint32_t slots_wanted_ = 0;  // strand
   // Of the same lock: since when there has been a chunk to decode, and for how long in all.
   uint32_t chunks_held_ = 0;
   int64_t first_chunk_ns_ = 0, held_since_ns_ = 0, last_return_ns_ = 0, busy_ns_ = 0;

@@ -20,6 +20,7 @@ const char* StageName(Stage stage);
 
 struct TransferReport {
   std::string transfer_id;
+  std::string pool_id;  // of the blocks here
   Role role = Role::kSender;
   TransferState state = TransferState::kWaiting;
   absl::Status error;  // not OK for FAILED, CANCELLED, EXPIRED
@@ -33,6 +34,7 @@ struct TransferReport {
   uint64_t nonfinite_values = 0, rounded_words = 0, values = 0;
   Allocator allocator = Allocator::kRaw;
   ImportanceSource importance = ImportanceSource::kPosition;
+  std::string model_profile;  // of a sender with OPTIMAL
   std::string backend, path = "host", source_guard = "none";
   uint32_t attempts = 0, streams = 0, layers_ready = 0;
   double first_layer_ready_seconds = 0, duration_seconds = 0;
@@ -43,6 +45,7 @@ struct TransferReport {
   // Of a sender: the link as this transfer saw it, and as the daemon knew it afterwards; the budget it chose.
   std::optional<double> measured_link, link;
   std::optional<BudgetChoice> choice;
+  GateOutcome gate;  // of a sender
 
   // Bytes of the tokens that travelled, by the family of their tier; as if all layers were alike.
   ByFamily KvBytesByFamily() const;

@@ -33,15 +33,24 @@ SenderTransfer::SenderTransfer(TransferSetup setup, SenderSpec spec)
       deadline_ms_(spec.deadline_ms),
       layerwise_(spec.layerwise) {
   layers_ = PlanLayersOf(source_->schema(), &places_);
+  attention_ = AttentionScores(layers_.size(), source_->token_count());
+  if (spec.queries != nullptr) next_queries_ = QueriesByLayer(std::move(spec.queries), layers_);
   written_tokens_.assign(layers_.size(), layerwise_ ? 0 : source_->token_count());
   UpdateReport([&](TransferReport& r) {
     r.tokens = source_->token_count();
     r.budget = policy_.budget;
     r.allocator = policy_.allocator;
     r.importance = policy_.importance;
+    if (policy_.allocator == Allocator::kOptimal) r.model_profile = policy_.profile.name;
     r.source_guard = source_->has_generations() ? "generations" : "none";
     r.choice = spec.choice;
+    r.pool_id = spec.pool_id;
+    r.gate = policy_.gate;
   });
+  if (Device* const device = source_->device()) {
+    ReportDevice();
+    written_events_ = std::make_unique<DeviceEvents>(device);
+  }
 }
 
 void SenderTransfer::Start() {
@@ -263,7 +272,9 @@ void SenderTransfer::StartEncode(uint32_t chunk_index, Slot slot) {
   chunk_state_[chunk_index] = ChunkState::kEncoding;
   EncodeJob job{chunk_index, attempt_.load(), fence_, std::make_shared<Slot>(std::move(slot))};
   const ChunkCut& cut = planned_[chunk_index].cut;
-  if (KvBytes(DimsOf(planner_->shape().layers[cut.layer_index], cut.token_count)) <= options().inline_chunk_bytes) {
+  const uint64_t kv_bytes = KvBytes(DimsOf(planner_->shape().layers[cut.layer_index], cut.token_count));
+  // Whoever codes on a GPU waits for it.
+  if (source_->device() == nullptr && kv_bytes <= options().inline_chunk_bytes) {
     Encode(&job);
     return TakeEncoded(job);
   }
@@ -284,7 +295,7 @@ void SenderTransfer::Encode(EncodeJob* job) {
   job->result = EncodeChunk(*parts().backend, encode_source_, planned, job->fence, &ThreadEncodeScratch(),
                             job->slot->data(), parts().send_slots->slot_bytes(), &job->lent);
   job->seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
-  if (job->result.ok() && job->lent.empty()) {
+  if (job->result.ok() && job->lent.empty() && source_->device() == nullptr) {
     SampleReconstruction(parts(), encode_source_, planned.cut, job->slot->data(), job->result->chunk_bytes);
   }
   gate_.Leave();
@@ -318,6 +329,10 @@ void SenderTransfer::HandToNetwork() {
       if (outstanding_[i] < outstanding_[stream]) stream = i;
     }
     if (outstanding_[stream] >= kMaxOutstandingPerStream) return;
+    if (handed_ + 1 == chunk_state_.size()) {
+      // Before the receiver can have all of it: a file that was cut and grown again was read as zeros without a fault.
+      if (absl::Status whole = source_->LookAtMemory(); !whole.ok()) return Fail(std::move(whole));
+    }
     next_stream_ = stream + 1;
     Encoded chunk = std::move(encoded_.front());
     encoded_.pop_front();

@@ -3,12 +3,15 @@
 
 #include <atomic>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
 
 #include "server/encode/encode.h"
+#include "server/memory/device_events.h"
+#include "server/transfer/attend.h"
 #include "server/transfer/shape.h"
 #include "server/transfer/transfer.h"
 
@@ -23,7 +26,8 @@ class SenderTransfer final : public Transfer {
   // Nobody sends chunks to a sender.
   void OnChunk(uint32_t attempt, std::unique_ptr<ReceivedChunk> chunk) override;
   // Any thread; see TransferManager.
-  absl::Status Advance(uint32_t layers, uint32_t tokens, const std::vector<float>& scores);
+  absl::Status Advance(uint32_t layers, uint32_t tokens, const LaterImportance& importance,
+                       const std::string& written_event);
 
   SenderTransfer(TransferSetup setup, SenderSpec spec);
 
@@ -50,17 +54,27 @@ class SenderTransfer final : public Transfer {
   void OnReceipt(const ReceiptFrame& receipt);
   void OnCancelFrame(const CancelFrame& cancel);
 
+  // The end of a worker's writes to a GPU (empty: they have been done).
+  absl::Status AwaitWritten(const std::string& written_event);
+  // Whether all of them have come to their end; where not, `then` is called when it is time to ask again.
+  bool EventsReached(void (SenderTransfer::*then)());
+
   // Planning (sender_plan.cc).
   absl::Status AdoptPlanner(absl::StatusOr<Planner> planner);
   void OnPlannerReady();
   void StartFullScan();
   void MaybePlan();
   void ScanBatch(std::shared_ptr<std::vector<uint32_t>> batch);
-  void PlanBatchNow(const std::vector<uint32_t>& batch);
+  struct ScanWork;
+  void RunScan(const std::shared_ptr<ScanWork>& work);
+  void PlanBatchNow(const std::vector<uint32_t>& batch, AttentionWork* attention);
+  absl::Status CheckLater(uint32_t layers, uint32_t tokens, uint32_t token_count,
+                          const LaterImportance& importance) const;
+  std::shared_ptr<AttentionWork> TakeQueries();
   void OnPlanned(const std::vector<uint32_t>& batch, absl::StatusOr<PlanBatch> plan);
   bool NeedsScan() const { return scans_ || samples_; }
   void MakeRoomForScan();
-  void ScanOne(const ChunkCut& cut);
+  absl::Status ScanOne(const ChunkCut& cut);
   // A chunk was found to have escapes that nobody had looked for: what is not sent yet is scanned and planned again, once
   // no encoder reads the old plan.
   void PlanAgainWhenStill();
@@ -108,6 +122,8 @@ class SenderTransfer final : public Transfer {
   void SettleOnce();
 
   std::unique_ptr<BlockHold> source_;
+  std::unique_ptr<DeviceEvents> written_events_;  // of a source on a GPU
+  TimerId event_timer_ = 0;
   const Policy policy_;
   const int64_t deadline_ms_;
   const bool layerwise_;
@@ -125,6 +141,10 @@ class SenderTransfer final : public Transfer {
   std::mutex advance_mutex_;
   std::vector<uint32_t> written_tokens_;
   std::vector<float> next_scores_;
+  // Queries that came and were not attended yet, by layer index. One of these two is empty.
+  std::map<uint32_t, QueriesOfLayer> next_queries_;
+  AttentionScores attention_;  // of whoever plans
+  std::atomic<bool> attended_{false};
 
   std::optional<Planner> planner_;
   std::vector<LayerScan> scan_;

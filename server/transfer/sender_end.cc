@@ -39,6 +39,7 @@ absl::Status SenderTransfer::LookAtLent() const {
 }
 
 void SenderTransfer::StopWork() {
+  if (event_timer_ != 0) parts().clock->Cancel(event_timer_);
   if (wants_slot_ && slot_wait_ != 0) parts().send_slots->Cancel(slot_wait_);
   encoded_.clear();
   ready_.clear();

@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/status.h"
+#include "server/encode/device_encode.h"
+#include "server/scan/device_scan.h"
 #include "server/scan/scan.h"
 #include "server/transfer/predict.h"
 #include "server/transfer/sender.h"
@@ -13,6 +15,8 @@ namespace spectrumkv {
 namespace {
 
 constexpr size_t kScanWorkersMax = 8;
+// How often a worker's events are asked for: well below the time that a chunk takes on the network.
+constexpr int64_t kEventPollNs = 200'000;
 
 // Position in the request of the last kept token of each chunk.
 std::vector<uint32_t> LastPositions(const TransferShape& shape, const std::vector<ChunkCut>& cuts) {
@@ -27,22 +31,44 @@ std::vector<uint32_t> LastPositions(const TransferShape& shape, const std::vecto
   return last;
 }
 
-void ScanCut(const Backend& backend, const SourcePlanes& planes, const ChunkCut& cut, LayerScan* scan) {
+DeviceRange RangeOf(const EncodeSource& source, const ChunkCut& cut, EncodeScratch* scratch) {
+  DeviceRange range;
+  range.dims = DimsOf(source.shape->layers[cut.layer_index], cut.token_count);
+  range.k = DeviceRowsOf(source, cut, PlaneId::kK, &scratch->k_rows);
+  if (range.dims.has_v) range.v = DeviceRowsOf(source, cut, PlaneId::kV, &scratch->v_rows);
+  return range;
+}
+
+absl::Status ScanCut(const Backend& backend, const EncodeSource& source, const ChunkCut& cut, LayerScan* scan) {
+  EncodeScratch* const scratch = &ThreadEncodeScratch();
+  if (Device* const device = source.hold->device()) {
+    return ScanOnDevice(device, RangeOf(source, cut, scratch), cut.token_first, scan);
+  }
+  const SourcePlanes planes = PlanesOf(source, cut, scratch);
   ScanLayer(backend, planes.dims, planes.k, planes.values(), {cut.token_first, cut.token_count}, scan);
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<SenderTransfer>> SenderTransfer::Create(TransferSetup setup, SenderSpec spec) {
+  const std::string written_event = spec.written_event;
+  std::vector<LayerPlace> places;
+  const std::vector<PlanLayer> layers = PlanLayersOf(spec.source->schema(), &places);
+  if (absl::Status ok = CheckQueriesFor(*spec.source, spec.policy, spec.queries.get(), layers, spec.layerwise); !ok.ok()) {
+    return ok;
+  }
   auto transfer = std::make_shared<SenderTransfer>(std::move(setup), std::move(spec));
+  if (absl::Status awaited = transfer->AwaitWritten(written_event); !awaited.ok()) return awaited;
   const Policy& policy = transfer->policy_;
   const SourceReads reads = ReadsFirst(policy, transfer->layerwise_);
   transfer->scans_ = reads.scans;
   transfer->samples_ = reads.samples;
   if (ScanChooses(policy, transfer->layerwise_)) {
-    if (transfer->layerwise_) {  // then by key norms
+    if (transfer->layerwise_) {  // then by keys
       return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_POLICY",
-                       "a layer-wise source cannot drop tokens by KEY_NORM: they are chosen before the first layer");
+                       absl::StrCat("a layer-wise source cannot drop tokens by ", ImportanceSourceName(policy.importance),
+                                    ": they are chosen before the first layer"));
     }
     if (absl::Status ok =
             CheckPolicy(policy, transfer->source_->token_count(), static_cast<uint32_t>(transfer->layers_.size()));
@@ -101,16 +127,21 @@ void SenderTransfer::MakeRoomForScan() {
   }
 }
 
-void SenderTransfer::ScanOne(const ChunkCut& cut) {
-  if (layers_[cut.layer_index].raw_only && !scans_) return;
-  EncodeScratch* scratch = &ThreadEncodeScratch();
-  const SourcePlanes planes = PlanesOf(encode_source_, cut, scratch);
-  LayerScan* scan = &scan_[cut.layer_index];
-  if (scans_) ScanCut(*parts().backend, planes, cut, scan);
-  if (samples_) {
-    SpreadChunk(*parts().backend, planes.dims, planes.k, planes.values(), cut.token_first, policy_.sinks,
-                &scratch->workspace, scan);
+absl::Status SenderTransfer::ScanOne(const ChunkCut& cut) {
+  if (layers_[cut.layer_index].raw_only && !scans_) return absl::OkStatus();
+  LayerScan* const scan = &scan_[cut.layer_index];
+  if (scans_) {
+    if (absl::Status scanned = ScanCut(*parts().backend, encode_source_, cut, scan); !scanned.ok()) return scanned;
   }
+  if (!samples_) return absl::OkStatus();
+  EncodeScratch* const scratch = &ThreadEncodeScratch();
+  if (Device* const device = source_->device()) {
+    return SpreadOnDevice(device, RangeOf(encode_source_, cut, scratch), cut.token_first, policy_.sinks, scan);
+  }
+  const SourcePlanes planes = PlanesOf(encode_source_, cut, scratch);
+  SpreadChunk(*parts().backend, planes.dims, planes.k, planes.values(), cut.token_first, policy_.sinks,
+              &scratch->workspace, scan);
+  return absl::OkStatus();
 }
 
 void SenderTransfer::PlanAgainWhenStill() {
@@ -141,6 +172,7 @@ void SenderTransfer::PlanAgainWhenStill() {
 // Scans everything, as if nothing were dropped, to choose the tokens that travel; the batch scan is done again later
 // over those alone.
 void SenderTransfer::StartFullScan() {
+  if (!EventsReached(&SenderTransfer::StartFullScan)) return;
   parts().compute->Post([this, self = shared_from_this()] {
     if (!gate_.Enter()) return;
     TransferShape all;
@@ -153,10 +185,20 @@ void SenderTransfer::StartFullScan() {
       scan[i].k.resize(all.token_count);
       if (layers_[i].has_v) scan[i].v.resize(all.token_count);
     }
-    for (const ChunkCut& cut : CutChunks(all)) {
-      ScanCut(*parts().backend, PlanesOf(source, cut, &ThreadEncodeScratch()), cut, &scan[cut.layer_index]);
+    absl::Status scanned;
+    Policy policy = policy_;
+    if (const std::shared_ptr<AttentionWork> attention = TakeQueries(); attention != nullptr) {
+      for (size_t job = 0; job < attention->jobs() && !gate_.closed(); ++job) attention->Run(job, *parts().backend, source);
+      if (!gate_.closed()) attention->MoveTo(&attention_);
+      if (!attention_.empty()) policy.scores = attention_.ByLayer();
+      policy.scores_per_layer = !policy.scores.empty();
     }
-    auto planner = std::make_shared<absl::StatusOr<Planner>>(Planner::Create(policy_, layers_, all.token_count, &scan));
+    for (const ChunkCut& cut : CutChunks(all)) {
+      scanned.Update(ScanCut(*parts().backend, source, cut, &scan[cut.layer_index]));
+      if (!scanned.ok()) break;
+    }
+    auto planner = std::make_shared<absl::StatusOr<Planner>>(
+        scanned.ok() ? Planner::Create(std::move(policy), layers_, all.token_count, &scan) : absl::StatusOr<Planner>(scanned));
     gate_.Leave();
     Post([this, planner] {
       if (terminal()) return;
@@ -166,7 +208,56 @@ void SenderTransfer::StartFullScan() {
   });
 }
 
-absl::Status SenderTransfer::Advance(uint32_t layers, uint32_t tokens, const std::vector<float>& scores) {
+absl::Status SenderTransfer::AwaitWritten(const std::string& written_event) {
+  if (written_event.empty()) return absl::OkStatus();
+  if (written_events_ == nullptr) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "NOT_ON_DEVICE",
+                     "written_event is given, but the source pool is in host memory", {{"field", "written_event"}});
+  }
+  return written_events_->Add(written_event);
+}
+
+bool SenderTransfer::EventsReached(void (SenderTransfer::*then)()) {
+  if (written_events_ == nullptr) return true;
+  if (event_timer_ != 0) return false;
+  const absl::StatusOr<bool> reached = written_events_->Reached();
+  if (!reached.ok()) Fail(reached.status());
+  if (!reached.ok() || *reached) return reached.ok();
+  event_timer_ = parts().clock->CallAt(NowNs() + kEventPollNs, [weak = weak_from_this(), then] {
+    std::shared_ptr<Transfer> self = weak.lock();
+    if (self == nullptr) return;
+    auto* t = static_cast<SenderTransfer*>(self.get());
+    t->Post([t, then] {
+      t->event_timer_ = 0;
+      if (!t->terminal()) (t->*then)();
+    });
+  });
+  return false;
+}
+
+absl::Status SenderTransfer::CheckLater(uint32_t layers, uint32_t tokens, uint32_t token_count,
+                                        const LaterImportance& importance) const {
+  const std::vector<float>& scores = importance.scores;
+  if (!scores.empty()) {
+    const bool fits = scores.size() == tokens &&
+                      std::all_of(scores.begin(), scores.end(), [](float s) { return s >= 0 && s - s == 0; });
+    if (!fits) {
+      return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_SCORES",
+                       absl::StrCat("scores must be ", tokens, " finite values >= 0, got ", scores.size()));
+    }
+  }
+  if (importance.queries == nullptr) return absl::OkStatus();
+  if (policy_.importance != ImportanceSource::kRecentQueries || !scores.empty()) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_QUERIES",
+                     absl::StrCat("queries are given, but policy.importance is ",
+                                  ImportanceSourceName(policy_.importance), scores.empty() ? "" : ", and so are scores"));
+  }
+  const std::vector<PlanLayer> written(layers_.begin(), layers_.begin() + layers);
+  return CheckQueries(*importance.queries, written, token_count);
+}
+
+absl::Status SenderTransfer::Advance(uint32_t layers, uint32_t tokens, const LaterImportance& importance,
+                                     const std::string& written_event) {
   if (!layerwise_) {
     return MakeError(absl::StatusCode::kInvalidArgument, "NOT_LAYERWISE",
                      "transfer was not opened with layerwise: all its blocks are already final");
@@ -176,18 +267,19 @@ absl::Status SenderTransfer::Advance(uint32_t layers, uint32_t tokens, const std
     return MakeError(absl::StatusCode::kInvalidArgument, "OUT_OF_RANGE",
                      absl::StrCat("layers ", layers, " of ", layers_.size(), ", tokens ", tokens, " of ", token_count));
   }
-  if (!scores.empty()) {
-    const bool fits = scores.size() == tokens &&
-                      std::all_of(scores.begin(), scores.end(), [](float s) { return s >= 0 && s - s == 0; });
-    if (!fits) {
-      return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_SCORES",
-                       absl::StrCat("scores must be ", tokens, " finite values >= 0, got ", scores.size()));
-    }
-  }
+  if (absl::Status ok = CheckLater(layers, tokens, token_count, importance); !ok.ok()) return ok;
+  if (absl::Status awaited = AwaitWritten(written_event); !awaited.ok()) return awaited;
   {
     std::lock_guard<std::mutex> lock(advance_mutex_);
     for (uint32_t i = 0; i < layers; ++i) written_tokens_[i] = std::max(written_tokens_[i], tokens);
-    if (!scores.empty()) next_scores_ = scores;
+    if (!importance.scores.empty()) {
+      next_scores_ = importance.scores;
+      next_queries_.clear();
+    }
+    if (importance.queries != nullptr) {
+      next_scores_.clear();
+      for (auto& [layer, queries] : QueriesByLayer(importance.queries, layers_)) next_queries_[layer] = queries;
+    }
   }
   Post([this, first = !advanced_.exchange(true)] {
     if (terminal()) return;
@@ -195,6 +287,20 @@ absl::Status SenderTransfer::Advance(uint32_t layers, uint32_t tokens, const std
     MaybePlan();
   });
   return absl::OkStatus();
+}
+
+// Null where there is nothing to attend to.
+std::shared_ptr<AttentionWork> SenderTransfer::TakeQueries() {
+  std::lock_guard<std::mutex> lock(advance_mutex_);
+  if (next_queries_.empty()) return nullptr;
+  auto work = std::make_shared<AttentionWork>();
+  for (auto& [layer, queries] : next_queries_) {
+    work->Add(std::make_unique<LayerAttention>(layer, layers_[layer], written_tokens_[layer], std::move(queries.all),
+                                               queries.entry));
+  }
+  next_queries_.clear();
+  attended_ = true;
+  return work;
 }
 
 std::vector<uint32_t> SenderTransfer::WrittenChunks() {
@@ -212,49 +318,72 @@ std::vector<uint32_t> SenderTransfer::WrittenChunks() {
 void SenderTransfer::MaybePlan() {
   if (planning_ || plan_again_ || terminal() || !planner_.has_value()) return;
   std::vector<uint32_t> batch = WrittenChunks();
-  if (batch.empty()) return;
+  // In this order: a chunk's event was added before it was told to be written.
+  if (batch.empty() || !EventsReached(&SenderTransfer::MaybePlan)) return;
   planning_ = true;
   for (uint32_t chunk : batch) chunk_state_[chunk] = ChunkState::kPlanning;
   ScanBatch(std::make_shared<std::vector<uint32_t>>(std::move(batch)));
 }
 
-// Several workers take chunks from one list; the last to finish plans.
+// What several workers take from one list; the last to finish plans.
+struct SenderTransfer::ScanWork {
+  std::shared_ptr<std::vector<uint32_t>> batch;
+  std::shared_ptr<AttentionWork> attention;
+  size_t heads = 0, jobs = 0;  // heads of keys to attend to come first: they take longest; then chunks to scan
+  std::atomic<size_t> next{0}, workers{0};
+  int64_t begin_ns = 0;
+};
+
 void SenderTransfer::ScanBatch(std::shared_ptr<std::vector<uint32_t>> batch) {
-  struct Work {
-    std::atomic<size_t> next{0}, workers{0};
-    int64_t begin_ns = 0;
-  };
-  auto work = std::make_shared<Work>();
+  auto work = std::make_shared<ScanWork>();
   work->begin_ns = NowNs();
+  work->attention = TakeQueries();
+  work->heads = work->attention == nullptr ? 0 : work->attention->jobs();
+  work->jobs = work->heads + (NeedsScan() ? batch->size() : 0);
+  work->batch = std::move(batch);
   const size_t cores = std::max(1u, std::thread::hardware_concurrency());
-  const size_t workers = NeedsScan() ? std::min({batch->size(), cores, kScanWorkersMax}) : 1;
+  const size_t workers = std::max<size_t>(1, std::min({work->jobs, cores, kScanWorkersMax}));
   work->workers = workers;
   for (size_t w = 0; w < workers; ++w) {
-    parts().compute->Post([this, self = shared_from_this(), batch, work] {
-      const bool entered = gate_.Enter();
-      while (entered && NeedsScan()) {
-        const size_t i = work->next.fetch_add(1);
-        if (i >= batch->size()) break;
-        const ChunkCut& cut = planner_->cuts()[(*batch)[i]];
-        ScanOne(cut);
-      }
-      if (work->workers.fetch_sub(1) == 1 && entered) {
-        AddStage(Stage::kScan, static_cast<double>(NowNs() - work->begin_ns) * 1e-9);
-        PlanBatchNow(*batch);
-      }
-      if (entered) gate_.Leave();
-    });
+    parts().compute->Post([this, self = shared_from_this(), work] { RunScan(work); });
   }
 }
 
-void SenderTransfer::PlanBatchNow(const std::vector<uint32_t>& batch) {
+void SenderTransfer::RunScan(const std::shared_ptr<ScanWork>& work) {
+  const bool entered = gate_.Enter();
+  const size_t first = entered ? work->next.fetch_add(1) : work->jobs;
+  if (first < work->heads) {
+    work->attention->Run(first, *parts().backend, encode_source_);
+    gate_.Leave();
+    // One at a time: what other transfers have to do comes in between.
+    parts().compute->Post([this, self = shared_from_this(), work] { RunScan(work); });
+    return;
+  }
+  for (size_t i = first; i < work->jobs; i = work->next.fetch_add(1)) {
+    const absl::Status scanned = ScanOne(planner_->cuts()[(*work->batch)[i - work->heads]]);
+    if (scanned.ok()) continue;
+    Post([this, scanned] { Fail(scanned); });  // before the plan of this batch, which is of no use then
+    break;
+  }
+  if (work->workers.fetch_sub(1) == 1 && entered) {
+    AddStage(Stage::kScan, static_cast<double>(NowNs() - work->begin_ns) * 1e-9);
+    PlanBatchNow(*work->batch, work->attention.get());
+  }
+  if (entered) gate_.Leave();
+}
+
+void SenderTransfer::PlanBatchNow(const std::vector<uint32_t>& batch, AttentionWork* attention) {
   const int64_t begin_ns = NowNs();
   std::vector<float> scores;
   {
     std::lock_guard<std::mutex> lock(advance_mutex_);
     scores.swap(next_scores_);
   }
-  const absl::Status scored = scores.empty() ? absl::OkStatus() : planner_->SetScores(scores);
+  absl::Status scored = scores.empty() ? absl::OkStatus() : planner_->SetScores(scores);
+  if (attention != nullptr && scored.ok()) {
+    attention->MoveTo(&attention_);
+    if (!attention_.empty()) scored = planner_->SetAttention(attention_.ByLayer());
+  }
   auto plan = std::make_shared<absl::StatusOr<PlanBatch>>(scored.ok() ? planner_->Plan(batch, scan_)
                                                                       : absl::StatusOr<PlanBatch>(scored));
   AddStage(Stage::kPlan, static_cast<double>(NowNs() - begin_ns) * 1e-9);
@@ -272,8 +401,10 @@ void SenderTransfer::OnPlanned(const std::vector<uint32_t>& batch, absl::StatusO
     ready_.push_back(index);
   }
   const double budget = planner_->effective_budget();
+  const ImportanceSource importance = planner_->importance();
   UpdateReport([&](TransferReport& r) {
     r.budget = budget;
+    r.importance = importance;
     r.escape_overrun_bytes += plan->escape_overrun_bytes;
     for (int tier = 0; tier < kTierCount; ++tier) {
       r.tiers.k[tier] += plan->totals.k[tier];

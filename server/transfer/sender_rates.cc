@@ -51,9 +51,10 @@ void SenderTransfer::Conclude() {
     }
     sample.kv_bytes = report.KvBytesByFamily();
     sample.encode_seconds = report.stage_seconds[static_cast<size_t>(Stage::kEncode)];
-    // Both are one stage: where both were at work it says nothing about either.
-    sample.scan_seconds = scans_ && !samples_ ? times_.scan_seconds : 0;
-    sample.sample_seconds = samples_ && !scans_ ? times_.scan_seconds : 0;
+    // All is one stage: where two things were at work it says nothing about either.
+    const bool alone = scans_ != samples_ && !attended_;
+    sample.scan_seconds = alone && scans_ ? times_.scan_seconds : 0;
+    sample.sample_seconds = alone && samples_ ? times_.scan_seconds : 0;
     sample.plan_seconds = times_.plan_seconds;
     sample.decode_seconds = times_.busy_seconds;
     if (dials() && report.attempts == 1)

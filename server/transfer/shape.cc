@@ -4,9 +4,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/status.h"
+#include "server/base/text.h"
 
 namespace spectrumkv {
 namespace {
+
+constexpr size_t kMaxNameBytes = 256;
 
 // The numbers of schema.proto.
 int32_t KindNumber(GroupKind kind) {
@@ -23,7 +26,9 @@ bool ConvertsExactly(int32_t source, int32_t target) {
   return source == target || target == kFloat32;
 }
 
-absl::Status Differs(const std::string& field, const std::string& source, const std::string& target) {
+// Either value may be the peer's own text.
+absl::Status Differs(const std::string& field, const std::string& source_text, const std::string& target_text) {
+  const std::string source = CleanText(source_text, kMaxNameBytes), target = CleanText(target_text, kMaxNameBytes);
   return MakeError(absl::StatusCode::kFailedPrecondition, "SCHEMA_MISMATCH",
                    absl::StrCat("source and destination differ in ", field, ": ", source, " and ", target),
                    {{"field", field}, {"source", source}, {"destination", target}});
@@ -78,6 +83,7 @@ std::vector<PlanLayer> PlanLayersOf(const PoolSchema& schema, std::vector<LayerP
       layer.dtype = group.dtype;
       layer.has_v = group.layers[slot].v.has_value();
       layer.raw_only = group.kind == GroupKind::kMla;
+      if (group.kind == GroupKind::kSlidingWindow) layer.window_tokens = group.sliding_window_tokens;
       entries.push_back({layer, {g, slot}});
     }
   }

@@ -146,6 +146,13 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
     fn(report_);
   }
   void AddStage(Stage stage, double seconds);
+  // Chunks are coded on a GPU.
+  void ReportDevice() {
+    UpdateReport([](TransferReport& r) {
+      r.backend = "cuda";
+      r.path = "device";
+    });
+  }
   // The stage an error of now belongs to, for the metric.
   MetricStage ErrorStage() const;
   MetricRole metric_role() const { return role() == Role::kSender ? MetricRole::kSender : MetricRole::kReceiver; }
@@ -161,6 +168,10 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   void HearLastWords(const ControlSession& session, const HelloFrame& hello);
   void DropLink(bool good_order);
   void GiveUpSilentPeer();
+  // Two heartbeats of the peer's.
+  bool HeartbeatsOverdue() const;
+  int64_t SilentSinceNs() const;
+  void FailWithoutLink();
   void ScheduleRedial();
   void Tick();
   void ArmTick();

@@ -20,6 +20,7 @@
 #include "server/metrics/metrics.h"
 #include "server/plan/plan.h"
 #include "server/pool/pool.h"
+#include "server/scan/attention.h"
 #include "server/stream/transport.h"
 #include "server/transfer/report.h"
 
@@ -33,9 +34,12 @@ struct SenderSpec {
   std::string pool_id;  // of the blocks, for its quota
   std::unique_ptr<BlockHold> source;
   Policy policy;
+  std::shared_ptr<const RecentQueries> queries;  // where the policy wants them and the source is there
   std::optional<BudgetChoice> choice;  // set by the manager where the policy leaves the budget to it
   int64_t deadline_ms = 0;
   bool layerwise = false;
+  // Of a source on a GPU: the handle of an event behind the writes (DeviceEvents::Add); empty: they have been done.
+  std::string written_event;
   // Equal fingerprints of the request make a repeated call idempotent.
   std::string fingerprint;
 };
@@ -47,6 +51,12 @@ struct ReceiverSpec {
   int64_t deadline_ms = 0;
   bool accept_dropped = false, exact_conversion = false;
   std::string fingerprint;
+};
+
+// How much tokens matter, learnt while a source is being written; at most one of them.
+struct LaterImportance {
+  std::vector<float> scores;  // of tokens 0..n-1
+  std::shared_ptr<const RecentQueries> queries;
 };
 
 class TransferWatcher {
@@ -121,10 +131,11 @@ class TransferManager : public PeerAcceptor {
                                                  const std::string& fingerprint) = 0;
 
   // This one and those below: PERMISSION_DENIED NOT_OWNER where the transfer is another caller's.
-  // NOT_FOUND UNKNOWN_TRANSFER; INVALID_ARGUMENT NOT_LAYERWISE, OUT_OF_RANGE, INVALID_SCORES; FAILED_PRECONDITION
-  // TRANSFER_TERMINAL.
+  // NOT_FOUND UNKNOWN_TRANSFER; INVALID_ARGUMENT NOT_LAYERWISE, OUT_OF_RANGE, INVALID_SCORES, INVALID_QUERIES;
+  // FAILED_PRECONDITION TRANSFER_TERMINAL. `written_event` as in SenderSpec, with the errors of DeviceEvents::Add;
+  // INVALID_ARGUMENT NOT_ON_DEVICE.
   virtual absl::Status Advance(const Caller& caller, const std::string& transfer_id, uint32_t layers, uint32_t tokens,
-                               const std::vector<float>& scores) = 0;
+                               const LaterImportance& importance, const std::string& written_event = {}) = 0;
 
   // role empty: the only one of that id; INVALID_ARGUMENT AMBIGUOUS_ROLE where both are here and the caller's. NOT_FOUND
   // UNKNOWN_TRANSFER. The same for the calls below.

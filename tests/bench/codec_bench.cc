@@ -8,6 +8,7 @@
 
 #include "kernels/codec/codec_math.h"
 #include "kernels/cpu/cpu_backends.h"
+#include "tests/bench/device_bench.h"
 
 namespace spectrumkv {
 namespace bench {
@@ -47,6 +48,12 @@ void FillValues(Values* values, const CodecCase& c, uint64_t chunk_tokens, float
 }
 
 }  // namespace
+
+std::vector<uint8_t> BenchPlane(const CodecCase& c, uint64_t chunks, uint64_t chunk_tokens, float offset) {
+  Values values(chunks * chunk_tokens, uint64_t{c.heads} * c.head_dim * SizeOf(c.dtype));
+  FillValues(&values, c, chunk_tokens, offset);
+  return std::move(values.memory);
+}
 
 CodecFigures MeasureCodec(const CodecCase& c) {
   ChunkDims dims{TokensPerChunk(c.heads, c.head_dim, c.dtype, true), c.heads, c.head_dim, c.dtype, true};
@@ -222,6 +229,11 @@ int RunCodecBench(int argc, char** argv) {
   if (!bench::ParseOptions(argc, argv, &options)) {
     std::fprintf(stderr, "%s", bench::kHelp);
     return 2;
+  }
+  if (options.backend == "cuda") {
+    return bench::RunDeviceBench({options.tier, options.head_dims, options.dtypes, options.kv_mib, options.budget_s,
+                                  options.json},
+                                 gpu::CudaRuntime());
   }
   BackendRegistry registry;
   AddCpuBackends(&registry);

@@ -29,6 +29,10 @@ struct CodecFigures {
 // K with an offset per channel, V normal; planes [tokens][heads][head_dim]. All memory is touched before.
 CodecFigures MeasureCodec(const CodecCase& c);
 
+// One plane [chunks * chunk_tokens][heads][head_dim] of such values, the same in every chunk; `offset`: how far channels
+// lie from zero.
+std::vector<uint8_t> BenchPlane(const CodecCase& c, uint64_t chunks, uint64_t chunk_tokens, float offset);
+
 }  // namespace bench
 
 // argv: after the subcommand's name; --help lists the options. Returns the exit code.

@@ -3,6 +3,7 @@
 import argparse
 import concurrent.futures
 import datetime
+import importlib.util
 import json
 import os
 import pathlib
@@ -15,7 +16,7 @@ HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent.parent
 NAMES = {"ours": "SpectrumKV", "nixl": "NIXL (UCX, TCP)", "mooncake": "Mooncake (TCP)"}
 FAULTS = ("SIGKILL", "SIGSTOP")
-# A one-sided write gives its target no call that could fail: of the others, the sender alone is asked.
+# The others' targets of a one-sided write wait in no call here: their senders alone are asked.
 SEEN_BY = {"ours": ("sender", "receiver"), "nixl": ("sender",), "mooncake": ("sender",)}
 SKIPPED = 77
 
@@ -75,12 +76,15 @@ def table(rows):
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
 
 
-def document(args, rows):
+def document(args, rows, load):
     model = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
     versions = [line.strip() for line in (HERE / "peers" / "requirements.txt").read_text().splitlines()
                 if line.strip() and not line.startswith(("#", "numpy"))]  # fmt: skip
     timeout = "%d ms" % args.progress_timeout_ms if args.progress_timeout_ms else "its default, 5 s"
-    options = "--systems %s --runs %d --jobs %d --bound %g" % (",".join(args.systems), args.runs, args.jobs, args.bound)
+    options = "--systems %s --runs %d --jobs %d --bound %g --daemon %s --peer-python %s" % (
+        ",".join(args.systems), args.runs, args.jobs, args.bound, args.daemon, args.peer_python)  # fmt: skip
+    if args.progress_timeout_ms:
+        options += " --progress-timeout-ms %d" % args.progress_timeout_ms
     return "\n".join([
         "# When the peer dies or stops", "",
         "Seconds from the signal to the peer of a transfer until the other side's API told an error. `scripts/compare-failures"
@@ -88,10 +92,16 @@ def document(args, rows):
         "Each run moves 64 MiB over a loopback device of 100 Mbit/s in a network namespace of its own; the signal comes when"
         " 8 MiB have crossed it and the transfer has not ended. %d runs a row; `> %g s` means that no error came while the run"
         " waited, which is no claim that none comes later. `transfer.progress_timeout_ms` is %s. NIXL and Mooncake have their"
-        " defaults; their transfers are one-sided writes, whose target has no call that could tell it, so only the sender"
-        " is asked." % (args.runs, args.bound, timeout), "",
-        "Machine: %s, %d cores, Linux %s. Date: %s. Command: `scripts/compare-failures %s --write`. Peers: %s." % (
-            model, os.cpu_count(), platform.release(), datetime.date.today().isoformat(), options, ", ".join(versions)), "",
+        " defaults; their transfers are one-sided writes, whose targets wait in no call here, so only their senders are"
+        " asked." % (args.runs, args.bound, timeout), "",
+        "The sender dials here. When its peer's process is gone, the connection breaks, the next dial is refused, and the"
+        " transfer fails with `PEER_GONE`: who listens at that address later has another epoch and nothing of this"
+        " transfer. The receiver cannot dial; it gives a sender whose connection broke the progress timeout to come back."
+        " A peer that stops is known by its silence alone, for the same time.", "",
+        "Machine: %s, %d cores, Linux %s, load average %.1f when the runs began. Date: %s. Command:"
+        " `scripts/compare-failures %s --write`. Peers: %s." % (
+            model, os.cpu_count(), platform.release(), load, datetime.date.today().isoformat(), options,
+            ", ".join(versions)), "",
     ])  # fmt: skip
 
 
@@ -100,7 +110,10 @@ def main():
     if os.geteuid() != 0 or subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode != 0:
         print("SKIPPED: network namespaces need root")
         return SKIPPED
-    rows, failed = [], []
+    if "ours" in args.systems and importlib.util.find_spec("spectrumkv") is None:
+        print("SKIPPED: no Python environment; scripts/install-deps makes one")
+        return SKIPPED
+    rows, failed, load = [], [], os.getloadavg()[0]
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         kinds = [(s, f, b) for s in args.systems for f in FAULTS for b in SEEN_BY[s]]
         begun = {kind: [pool.submit(run_case, args, *kind) for _ in range(args.runs)] for kind in kinds}
@@ -113,7 +126,7 @@ def main():
     for words in failed:
         print("FAILED: %s" % words, file=sys.stderr)
     if args.write and not failed:
-        (ROOT / "docs" / "failures.md").write_text(document(args, rows))
+        (ROOT / "docs" / "failures.md").write_text(document(args, rows, load))
         print("docs/failures.md is written")
     return 1 if failed else 0
 

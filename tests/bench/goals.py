@@ -86,6 +86,8 @@ def cost(results):
     rate = results.rate("loopback", "b=0.3")
     shares = [row["plan_s"] / (row["kv_gb"] / rate) for row in results.select("plan", bench="plan") if rate is not None]
     yield Goal("plan-131072x80/transfer", max(shares, default=None), 0.02, at_most=True)
+    rows = results.select("plan", bench="optimal")
+    yield Goal("OPTIMAL-sample+plan/encode", rows[0]["share_of_encode"] if rows else None, 0.1, at_most=True)
 
 
 def all_goals(results):

@@ -22,7 +22,8 @@ INTRO = (
     "memory, 1 MiB writes, nothing scattered on either side); NIXL {nixl} (UCX over TCP, descriptors prepared "
     "beforehand); Mooncake {mooncake} (TCP, pooled connections); and two daemons with checksums on. The systems move the "
     "same number of bytes in pages of the same size from scattered places to scattered places, and what arrived is "
-    "checked. CPU-s per GB: both sides together, user and system.",
+    "checked. CPU-s per GB: both sides together, user and system. How soon each tells an error when its peer dies or stops: "
+    "[failures.md](failures.md).",
 )
 
 
@@ -119,6 +120,17 @@ def goals(results):
                                   [[g.name, g.measured_text, g.wanted_text, g.verdict] for g in all_goals(results)]) + "\n"
 
 
+# Until a device has run the kernels.
+NO_GPU = """### On a GPU
+
+No GPU ran anything here, so there are no figures. What a GPU would have to do instead, counted while the PTX was
+executed on the CPU, for each float16 value: P8 70 instructions to encode and 44 to decode, Q4 144 and 108, RAW 50 and
+24; P8 reads and writes 12.1 + 1.1 bytes to encode, 7.5 + 2.0 to decode (all tiers, and how it was counted:
+[gpu.md](gpu.md)). No speed follows from that. `spectrumkv_bench codec --backend cuda` measures where there is a GPU.
+
+"""
+
+
 def codec(results):
     rows = results.select("codec", kind="codec")
     text = "## Codec\n\n" + commands(rows) + "One core, GB/s of raw float16 KV. 1 MiB stays in cache, 256 MiB does not.\n\n"
@@ -130,7 +142,7 @@ def codec(results):
                         "%.2f" % row["encode_of_limit"], "%.1f" % row["decode_gbs"], "%.2f" % row["decode_of_limit"],
                         "%.1f" % row["scan_gbs"]] for row in rows
                        if row["mib"] == limits["mib"] and (row["backend"] != "scalar" or row["mib"] == 1)]) + "\n"
-    return text
+    return text + NO_GPU
 
 
 def plan(results):
@@ -140,9 +152,17 @@ def plan(results):
         return text
     text += "%d tokens x %d layers, %.1f GB of raw KV. Transfer: at the loopback rate of `b=0.3` above.\n\n" % (
         rows[0]["tokens"], rows[0]["layers"], rows[0]["kv_gb"])
-    return text + table(["importance", "plan ms", "/ memcpy", "/ transfer"], [
+    text += table(["importance", "plan ms", "/ memcpy", "/ transfer"], [
         [row["name"], "%.1f" % (row["plan_s"] * 1e3), "%.2f %%" % (100 * row["plan_s"] / row["memcpy_s"]),
          "" if rate is None else "%.2f %%" % (100 * row["plan_s"] * rate / row["kv_gb"])] for row in rows]) + "\n"
+    beside = results.select("plan", bench="optimal")
+    if not beside:
+        return text
+    text += "OPTIMAL beside the encoding it is for, one thread, %d tokens x %d layers; RECENT_QUERIES: %d queries of each KV head.\n\n" % (
+        beside[0]["tokens"], beside[0]["layers"], beside[0]["attend_queries"])
+    return text + table(["", "seconds", "/ encode"], [
+        [what, "%.2f" % row[figure], "%.3f" % (row[figure] / row["encode_s"])] for row in beside
+        for what, figure in (("sample", "sample_s"), ("plan", "plan_s"), ("RECENT_QUERIES", "attend_s"), ("encode", "encode_s"))]) + "\n"
 
 
 def latency(results):

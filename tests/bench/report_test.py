@@ -35,7 +35,9 @@ def complete():
     codec += [{"kind": "limits", "mib": mib, "memcpy_gbs": 1.0, "read_gbs": 1.0, "read2_write1_gbs": 1.0, "read1_write2_gbs": 1.0,
                "crc32c_gbs": 1.0, "command": "codec"} for mib in (1, 256)]
     plan = [{"bench": "plan", "name": "SCORES", "tokens": 1, "layers": 1, "kv_gb": 39.0, "memcpy_s": 4.0, "plan_s": 0.2,
-             "command": "plan"}]
+             "command": "plan"},
+            {"bench": "optimal", "name": "OPTIMAL beside the encoder", "tokens": 1, "layers": 1, "sample_s": 0.08, "plan_s": 0.02,
+             "encode_s": 1.0, "share_of_encode": 0.1, "attend_queries": 64, "attend_s": 2.0, "command": "plan"}]
     first = {"kind": "first_layer", "layers": 32, "tokens": 9, "name": "P8", "command": "latency", "bench": "latency"}
     first.update({"first_layer_s" + end: 0.012 for end in ("_median", "_min", "_max")})
     first.update({"seconds" + end: 0.16 for end in ("_median", "_min", "_max")})
@@ -74,6 +76,7 @@ class GoalsTest(unittest.TestCase):
             ("latency", {"kind": "first_layer"}, "first_layer_s_median", 0.013, {"first-layer/(2/layers-of-whole+2ms)"}),
             ("loopback", {"name": "b=0.3"}, "cpu_s_per_gb_median", 0.7, {"CPU-s-per-GB-b=0.3"}),
             ("plan", {"bench": "plan"}, "plan_s", 0.3, {"plan-131072x80/transfer"}),
+            ("plan", {"bench": "optimal"}, "share_of_encode", 0.11, {"OPTIMAL-sample+plan/encode"}),
         ]
         for part, where, figure, value, wanted in cases:
             results = complete()
@@ -100,6 +103,7 @@ class ReportTest(unittest.TestCase):
                 self.assertIn("`spectrumkv_bench %s`" % row["command"], page, part)
         self.assertIn("| P8 | 4.50 | 111.1 [111.1..111.1] | 0.500 | 0.38 | 1.12 | 1.50 | 4.50 | 0.10 [0.10..0.10] |  |", page)
         self.assertIn("| SCORES | 200.0 | 5.00 % | 2.00 % |", page)
+        self.assertIn("| sample | 0.08 | 0.080 |", page)
         self.assertNotIn("None", page)
 
     def test_more_cores_help_what_the_cores_bound_and_nothing_more(self):

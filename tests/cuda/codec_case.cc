@@ -74,6 +74,7 @@ class CaseRunner {
     if (differs.empty()) differs = DecodeAndZero(expected_, "decode");
     if (differs.empty()) differs = DecodeAndZero(scrambled, "decode of a foreign chunk");
     if (differs.empty()) differs = Scan();
+    if (differs.empty()) differs = Spread();
     return differs;
   }
 
@@ -208,6 +209,23 @@ class CaseRunner {
       for (uint32_t t = 0; t < dims_.tokens; ++t) {
         const bool same = got[t].escape == expected[t].escape && got[t].energy_log2 == expected[t].energy_log2;
         if (!same) return "scan of token " + std::to_string(t);
+      }
+      ++*checks_;
+    }
+    return "";
+  }
+
+  std::string Spread() {
+    for (int p = 0; p < planes(); ++p) {
+      std::vector<uint8_t> expected(dims_.tokens), got(dims_.tokens);
+      const bool centred = p == 0;
+      const uint32_t skip = static_cast<uint32_t>(test_.seed % 6);
+      Workspace workspace;
+      ScalarBackend()->Spread(dims_, source_.source(p), centred, skip, &workspace, expected.data());
+      executor_->Allow({RangeOf(source_.memory()), RangeOf(runs_[p]), RangeOf(got)});
+      executor_->Spread(gpu::SpreadJob{dims_, source_.device(p, &runs_[p]), centred, skip, got.data()});
+      for (uint32_t t = 0; t < dims_.tokens; ++t) {
+        if (got[t] != expected[t]) return "spread of token " + std::to_string(t);
       }
       ++*checks_;
     }

@@ -20,6 +20,7 @@ class Executor {
   virtual void Encode(const gpu::EncodeJob& job, void* workspace) = 0;
   virtual void Decode(const gpu::DecodeJob& job, void* workspace) = 0;
   virtual void Scan(const gpu::ScanJob& job) = 0;
+  virtual void Spread(const gpu::SpreadJob& job) = 0;
   virtual void Zero(const gpu::ZeroJob& job) = 0;
 };
 

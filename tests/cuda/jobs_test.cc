@@ -1,6 +1,8 @@
 // What the host makes of a job: refused fields by name, runs from addresses, the workspace's size.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "kernels/cuda/jobs.h"
 
 namespace spectrumkv::gpu {
@@ -64,6 +66,22 @@ TEST_F(JobsTest, RunsFollowAddresses) {
   EXPECT_EQ(RunsOf(rows, 1, base, 16, runs), 1u);
   EXPECT_EQ(RunsOf(rows + 3, 2, rows[5], 16, runs), 1u);
   EXPECT_EQ(runs[0].offset_bytes, -128);
+}
+
+// The kernel's shared memory holds every sample, in whole groups of eight.
+TEST(SpreadArgsTest, NoShapeSamplesMoreThanTheKernelHolds) {
+  uint32_t most = 0;
+  for (uint32_t heads = 1; heads <= kMaxHeads; ++heads) {
+    for (uint32_t head_dim = 8; head_dim <= kMaxHeadDim; head_dim += 8) {
+      SpreadJob job;
+      job.dims = ChunkDims{1, heads, head_dim, DType::kFloat16, true};
+      const SpreadArgs args = ArgsOf(job);
+      ASSERT_EQ(args.sample_dims % 8, 0u);
+      ASSERT_LE(uint64_t{args.sample_heads - 1} * args.head_step, heads - 1);
+      most = std::max(most, args.sample_heads * args.sample_dims);
+    }
+  }
+  EXPECT_EQ(most, kSpreadValues);
 }
 
 }  // namespace

@@ -27,6 +27,10 @@ class LauncherExecutor final : public Executor {
     Launcher launch = make_launcher_(memory_);
     gpu::RunScan(job, launch);
   }
+  void Spread(const gpu::SpreadJob& job) override {
+    Launcher launch = make_launcher_(memory_);
+    gpu::RunSpread(job, launch);
+  }
   void Zero(const gpu::ZeroJob& job) override {
     Launcher launch = make_launcher_(memory_);
     gpu::RunZero(job, launch);

@@ -86,6 +86,7 @@ class Counting final : public Executor {
   void Scan(const gpu::ScanJob& job) override {
     Count(&scan, [&] { executor_->Scan(job); });
   }
+  void Spread(const gpu::SpreadJob& job) override { executor_->Spread(job); }
   void Zero(const gpu::ZeroJob& job) override { executor_->Zero(job); }
 
   Cost encode, decode, scan;

@@ -11,8 +11,8 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RULES = [os.path.join(ROOT, "deploy/prometheus", f"spectrumkv-{name}.yaml") for name in ("rules", "alerts")]
 TESTS = os.path.join(ROOT, "tests/deploy/prometheus/alerts_test.yaml")
-# Series that are not the daemon's own: Prometheus' up, and what the library that serves /metrics adds.
-OTHERS = {"up", "exposer_scrapes_total"}
+# Prometheus' own.
+OTHERS = {"up"}
 
 
 def read(path):
@@ -27,7 +27,7 @@ def alerts():
 
 
 def documented():
-    names = set(re.findall(r"^\| `(spectrumkv_\w+)`", read(os.path.join(ROOT, "docs/metrics.md")), re.M))
+    names = set(re.findall(r"^\| `((?:spectrumkv|process)_\w+)`", read(os.path.join(ROOT, "docs/metrics.md")), re.M))
     return names | {name + ending for name in names for ending in ("_bucket", "_sum", "_count")}
 
 
@@ -71,7 +71,7 @@ class RulesTest(unittest.TestCase):
             for expression in ("".join(pair) for pair in expressions):
                 for name in re.findall(r"\b(?:job|job_instance):[\w:]+", expression):
                     self.assertIn(name, recorded)
-                for name in re.findall(r"(?<![\w:])(?:spectrumkv|exposer)_\w+", expression):
+                for name in re.findall(r"(?<![\w:])(?:spectrumkv|process|exposer)_\w+", expression):
                     self.assertIn(name, known, f"{os.path.basename(path)}: no such series")
 
 

@@ -2,6 +2,7 @@
 // sizes; and nothing written outside.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <random>
 #include <string>
@@ -137,6 +138,29 @@ class CodecDifferentialTest : public ::testing::TestWithParam<uint32_t> {
     ExpectSameEncoding(Encoded{result, chunk}, expected);
   }
 
+  // Queries of random heads, positions and windows over odd keys: bit for bit the scores of scalar.
+  void ExpectSameAttention(const ChunkDims& dims, const Plane& k, const std::vector<const Backend*>& others) {
+    const uint32_t count = 1 + Random(40);
+    std::vector<float> values(size_t{count} * dims.head_dim);
+    std::vector<uint32_t> positions;
+    std::normal_distribution<float> normal(0.0f, 1.0f / std::sqrt(static_cast<float>(dims.head_dim)));
+    for (float& value : values) value = normal(rng_);
+    for (uint32_t q = 0; q < count; ++q) positions.push_back(Random(dims.tokens + 20));
+    const AttendQueries queries{values.data(), positions.data(), count, Random(2) * (1 + Random(80)),
+                                Random(2) == 0 ? 0.0f : 0.5f + static_cast<float>(Random(50))};
+    Workspace workspace;
+    for (uint32_t head = 0; head < dims.heads; ++head) {
+      std::vector<float> expected(dims.tokens), got(dims.tokens);
+      ScalarBackend()->Attend(dims, k.source(), head, queries, &workspace, expected.data());
+      for (const Backend* backend : others) {
+        backend->Attend(dims, k.source(), head, queries, &workspace, got.data());
+        ASSERT_EQ(std::memcmp(got.data(), expected.data(), got.size() * sizeof(float)), 0)
+            << backend->name() << " head " << head << " queries " << count << " window " << queries.window << " cap "
+            << queries.soft_cap;
+      }
+    }
+  }
+
   void RunCase(const ChunkDims& dims, const std::vector<const Backend*>& others) {
     Plane k(dims, dims.dtype, RandomLayout(), RandomMisalignment(), 0);
     Plane v(dims, dims.dtype, RandomLayout(), RandomMisalignment(), 0);
@@ -169,6 +193,7 @@ class CodecDifferentialTest : public ::testing::TestWithParam<uint32_t> {
         ASSERT_EQ(scan[t].energy_log2, expected_scan[t].energy_log2) << "token " << t;
       }
     }
+    ExpectSameAttention(dims, k, others);
     for (DType target : kDTypes) ExpectSameDecoding(expected.chunk, target, others);
     std::vector<uint8_t> scrambled = expected.chunk;
     ScrambleChunk(&scrambled, &rng_);

@@ -8,7 +8,7 @@ import contents
 import faults
 import invariants
 from observer import Observer, Record
-from plan import LINK_KINDS, Transfer
+from plan import Transfer
 
 
 class Saboteur:
@@ -135,23 +135,14 @@ def learn(world, transfer):
     world.references[key] = words
 
 
-def serves_next(world, name, tries=1):
-    """SERVES: both ways a RAW and a coded transfer commit, and are exactly right.
-
-    tries: 2 after a fault of the link. A connection on which only the last words of a committed transfer were lost hangs
-    in TCP's back-off, and nobody knows: the next transfer that dials on it may fail with PEER_SILENT, and only then the
-    connection is given up.
-    """
+def serves_next(world, name):
+    """SERVES: both ways a RAW and a coded transfer commit, and are exactly right."""
     for source in range(2):
         for number, (policy, pull) in enumerate((("RAW", bool(source)), ("b=0.3", not source))):
             count = contents.blocks_for(contents.TOKENS["middle"])
-            for attempt in range(tries):
-                transfer = Transfer(f"{name}.next.{source}{number}{attempt}", source, pull, False, policy, "middle", 3000, [],
-                                    (0, 0), list(range(count)), list(range(count, 2 * count)))  # fmt: skip
-                wrong = undisturbed(world, transfer)
-                if not wrong or "PEER_SILENT" not in wrong and "DEADLINE_EXCEEDED" not in wrong:
-                    break
-            if wrong:
+            transfer = Transfer(f"{name}.next.{source}{number}", source, pull, False, policy, "middle", 3000, [],
+                                (0, 0), list(range(count)), list(range(count, 2 * count)))  # fmt: skip
+            if wrong := undisturbed(world, transfer):
                 yield f"SERVES: the next transfer from {'AB'[source]} failed: {wrong}"
                 continue
             landed = contents.tokens_of(world.workers[transfer.target].cache, transfer.target_blocks, transfer.tokens)[0].copy()
@@ -177,7 +168,7 @@ def run_point(world, point, saboteur=None):
     world.mend()
     settle(world, point.first.name)
     saboteur.before_leaks(world, record)
-    wrong += serves_next(world, point.first.name, 2 if point.kind in LINK_KINDS else 1)
+    wrong += serves_next(world, point.first.name)
     for side, daemon in enumerate(world.daemons):
         if daemon.starts != starts[side]:
             world.base[side] = None  # a new process

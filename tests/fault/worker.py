@@ -33,10 +33,16 @@ class Worker:
             raise SystemExit("the daemon does not hold the pool")
         say(ready=self.pool.segment.name)
 
+    def obey(self, order):
+        """Each order on a thread of its own. Writers are counted here, so that a settle that is read later waits for them."""
+        what = order.pop("do")
+        if what == "start":
+            with self._wrote:
+                self._writers += 1
+        threading.Thread(target=getattr(self, what), args=(order,), daemon=True).start()
+
     def start(self, order):
         """Calls send, publish, expect or fetch as the order says, and writes a layer-wise source bit by bit."""
-        with self._wrote:
-            self._writers += 1
         try:
             self._start(order)
         finally:
@@ -90,8 +96,7 @@ class Worker:
 def main():
     worker = Worker(sys.argv[1], sys.argv[2], int(sys.argv[3]))
     for line in sys.stdin:
-        order = json.loads(line)
-        threading.Thread(target=getattr(worker, order.pop("do")), args=(order,), daemon=True).start()
+        worker.obey(json.loads(line))
     # The end of the orders is the end of the worker; what it has reserved ends with it.
     os._exit(0)
 

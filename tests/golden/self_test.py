@@ -81,6 +81,70 @@ def spread(plane, dtype, centred, skip):
     return bytes(out)
 
 
+def fma(a, b, c):
+    """a * b + c of float32, rounded once: the product is exact in float64, the sum is rounded to odd there."""
+    product = a.astype(np.float64) * np.float64(b) if np.ndim(a) else np.float64(a) * b
+    c = np.float64(c)
+    total = product + c
+    part = total - product
+    lost = (product - (total - part)) + (c - part)
+    bits = np.asarray(total).view(np.int64)
+    even = (lost != 0) & (bits & 1 == 0)
+    away = (lost > 0) == (np.asarray(total) > 0)
+    return np.where(even, np.where(away, bits + 1, bits - 1), bits).view(np.float64).astype(f32)
+
+
+def exp_of(x):
+    """ExpOf of kernels/codec/attend_math.h."""
+    shifted = fma(x, f32(1.44269504), f32(12582912.0))
+    n = shifted - f32(12582912.0)
+    r = fma(n, f32(2.12194440e-4), fma(n, f32(-0.693359375), x))
+    p = np.full_like(r, f32(1.9875691500e-4))
+    for term in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        p = fma(p, r, f32(term))
+    p = fma(p, r * r, r) + f32(1)
+    scaled = (p.view(np.uint32) + (shifted.view(np.uint32) << np.uint32(23))).view(f32)
+    return np.where(x >= f32(-87), scaled, f32(0))
+
+
+def attend(plane, dtype, window, cap):
+    """The definition of attend_math.h, head 1: six queries, the keys of tokens 3, 14, ..., 58 eighth and turned round, at the
+    positions of those tokens plus 5."""
+    keys = R.widen(plane.reshape(-1), dtype).reshape(plane.shape)[:, 1]
+    hidden = f32(-3e38)
+    scores, tops, sums, weights = np.zeros(T, f32), [], [], []
+    for i in range(6):
+        query, position = keys[3 + 11 * i][::-1] * f32(0.125), 8 + 11 * i
+        dot = np.zeros(T, f32)
+        for d in range(len(query)):
+            dot = fma(keys[:, d], query[d], dot)
+        logit = dot
+        if cap:
+            e = exp_of(np.abs(dot) * (f32(1) / f32(cap)) * f32(-2))
+            logit = np.copysign(f32(cap) * ((f32(1) - e) / (f32(1) + e)), dot)
+        t = np.arange(T)
+        seen = (t <= position) & ((t > position - window) if window else True) & (np.abs(dot) <= f32(1e6))
+        logit = np.concatenate([np.where(seen, logit, hidden), np.full(-T % 64, hidden)]).reshape(-1, 64)
+        tops.append(logit.max(axis=1))
+        weights.append(np.where(logit == hidden, f32(0), exp_of(logit - tops[-1][:, None])))
+        fold = weights[-1]
+        while fold.shape[1] > 1:
+            half = fold.shape[1] // 2
+            fold = fold[:, :half] + fold[:, half:]
+        sums.append(fold[:, 0])
+    for top, block_sums, block_weights in zip(tops, sums, weights):
+        share, total = exp_of(top - top.max()), f32(0)
+        for b in range(len(top)):
+            if top[b] != hidden:
+                total = fma(block_sums[b], share[b], total)
+        for b in range(len(top)):
+            if top[b] == hidden or share[b] / total == 0:
+                continue
+            part = slice(64 * b, min(64 * b + 64, T))
+            scores[part] = fma(block_weights[b][:part.stop - part.start], share[b] / total, scores[part])
+    return scores.tobytes()
+
+
 for dtype, d in ((R.F16, 128), (R.BF16, 64), (R.F32, 80)):
     with np.errstate(invalid="ignore", over="ignore"):
         k, v = words(dtype, d)
@@ -89,4 +153,5 @@ for dtype, d in ((R.F16, 128), (R.BF16, 64), (R.F32, 80)):
         _, dk, dv, _, _ = R.decode(chunk)
         print(f"    {{{d}, DType({dtype}), {len(chunk)}, 0x{R.crc32c(chunk[64:]):08X}, 0x{R.crc32c(dk.tobytes() + dv.tobytes()):08X}, "
               f"0x{R.crc32c(scan(k, dtype) + scan(v, dtype)):08X}, "
-              f"0x{R.crc32c(spread(k, dtype, True, 3) + spread(v, dtype, False, 0)):08X}}},")
+              f"0x{R.crc32c(spread(k, dtype, True, 3) + spread(v, dtype, False, 0)):08X}, "
+              f"0x{R.crc32c(attend(k, dtype, 0, 0) + attend(k, dtype, 20, 2.5)):08X}}},")

@@ -1,5 +1,6 @@
 // Cases of AdminService. Those that need another daemon than the suite's start their own.
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "tests/integration/rpc_cases.h"
@@ -97,6 +98,50 @@ TEST_F(RpcCases, RunSelfTest) {
     EXPECT_EQ(result.passed(), result.supported()) << result.backend() << ": " << result.detail();
   }
   EXPECT_TOO_LARGE(admin().RunSelfTest(Context().get(), TooLarge<v1::RunSelfTestRequest>(), &response));
+}
+
+TEST_F(RpcCases, GetMetrics) {
+  v1::GetMetricsResponse response;
+  EXPECT_RPC_OK(admin().GetMetrics(Context().get(), {}, &response));
+  EXPECT_NE(response.text().find("# TYPE spectrumkv_transfers_total counter\n"), std::string::npos);
+  EXPECT_NE(response.text().find("\nspectrumkv_draining 0\n"), std::string::npos);
+  EXPECT_TOO_LARGE(admin().GetMetrics(Context().get(), TooLarge<v1::GetMetricsRequest>(), &response));
+}
+
+TEST_F(RpcCases, ProbePeer) {
+  v1::ProbePeerRequest request;
+  request.set_peer(prefill().address("peer"));
+  v1::ProbePeerResponse response;
+  EXPECT_RPC_OK(admin().ProbePeer(Context().get(), request, &response));
+  EXPECT_EQ(response.epoch(), prefill().epoch());
+  v1::GetStatusResponse status;
+  EXPECT_RPC_OK(admin().GetStatus(Context().get(), {}, &status));
+  EXPECT_EQ(response.version(), status.version()) << "both are of one build";
+  EXPECT_GT(response.round_trip_seconds(), 0);
+  EXPECT_GE(response.connect_seconds(), response.round_trip_seconds());
+  EXPECT_GT(response.link_bytes_per_second(), 0);
+  // One machine, one clock.
+  EXPECT_LE(std::abs(response.clock_offset_seconds()), response.clock_error_seconds() + 0.01);
+
+  request.set_peer("127.0.0.1:1");
+  request.set_timeout_ms(500);
+  EXPECT_REFUSED(admin().ProbePeer(Context().get(), request, &response), UNAVAILABLE, "PEER_UNREACHABLE");
+  request.set_peer(prefill().address("health"));
+  EXPECT_REFUSED(admin().ProbePeer(Context().get(), request, &response), UNIMPLEMENTED, "NOT_A_PEER");
+  request.set_peer("nobody");
+  EXPECT_REFUSED(admin().ProbePeer(Context().get(), request, &response), INVALID_ARGUMENT, "INVALID_PEER");
+  request.set_peer(prefill().address("peer"));
+  request.set_timeout_ms(10001);
+  EXPECT_REFUSED(admin().ProbePeer(Context().get(), request, &response), INVALID_ARGUMENT, "OUT_OF_RANGE");
+}
+
+TEST_F(RpcCases, GetCertificate) {
+  v1::GetCertificateResponse response;
+  EXPECT_RPC_OK(admin().GetCertificate(Context().get(), {}, &response));
+  EXPECT_EQ(response.peer_security(), "plain");
+  EXPECT_EQ(response.chain_size(), 0);
+  EXPECT_EQ(response.problem() + response.problem_reason(), "");
+  EXPECT_TOO_LARGE(admin().GetCertificate(Context().get(), TooLarge<v1::GetCertificateRequest>(), &response));
 }
 
 TEST_F(RpcCases, Drain) {

@@ -15,7 +15,7 @@ class CoverageCheck : public testing::Environment {
     if (testing::GTEST_FLAG(filter) != "*") return;
     int count = 0;
     for (const char* name :
-         {"spectrumkv.v1.WorkerService", "spectrumkv.v1.AdminService", "spectrumkv.v1.PeerService"}) {
+         {"spectrumkv.v1.WorkerService", "spectrumkv.v1.AdminService", "spectrumkv.v1.PeerService", "spectrumkv.v1.ProbeService"}) {
       const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(name);
       ASSERT_NE(service, nullptr) << name;
       for (int i = 0; i < service->method_count(); ++i, ++count) {
@@ -24,7 +24,7 @@ class CoverageCheck : public testing::Environment {
         EXPECT_GT(ends_[method].failed, 0) << method << " has no error case";
       }
     }
-    EXPECT_GE(count, 27);
+    EXPECT_GE(count, 31);
   }
 
   std::map<std::string, CallLedger::Ends> ends_;

@@ -40,7 +40,7 @@ constexpr size_t kPoolBlockBytes = size_t{kPoolBlockTokens} * kPoolHeads * kPool
 // Float16, DAEMON_OWNED, layer after layer, K then V.
 v1::PoolSchema SmallPool();
 
-class RpcFixture : public testing::Test {
+class RpcFixture : public ::testing::Test {
  protected:
   static void SetUpTestSuite();
   static void TearDownTestSuite();

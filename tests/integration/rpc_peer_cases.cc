@@ -1,4 +1,5 @@
 // Cases of PeerService: the test is the sending daemon, frame by frame.
+#include <chrono>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -138,6 +139,20 @@ TEST_F(RpcCases, ControlAndData) {
   ASSERT_TRUE(reader->Read(&blocks));
   EXPECT_EQ(blocks.blocks(0).data().substr(0, 4), std::string("\x01\x3c\x01\x3c", 4));
   EXPECT_RPC_OK(reader->Finish());
+}
+
+TEST_F(RpcCases, Probe) {
+  v1::ProbeRequest request;
+  request.set_filler(std::string(1 << 20, 'x'));
+  v1::ProbeResponse response;
+  const int64_t before_ns = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
+  EXPECT_RPC_OK(decode_peer().Probe(Context().get(), request, &response));
+  EXPECT_EQ(response.epoch(), decode().epoch());
+  EXPECT_FALSE(response.version().empty());
+  EXPECT_GE(response.unix_time_ns(), before_ns);
+  EXPECT_LT(response.unix_time_ns(), before_ns + 20'000'000'000);
+  request.set_filler(std::string(17 << 20, 'x'));
+  EXPECT_EQ(decode_peer().Probe(Context().get(), request, &response).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
 }
 
 TEST_F(RpcCases, ControlRefusesAnotherFormatVersion) {

@@ -36,8 +36,8 @@ TEST_F(RpcCases, RegisterPool) {
                  "UNSUPPORTED_GROUP");
   request.mutable_schema()->mutable_groups(0)->set_kind(v1::GROUP_KIND_ATTENTION);
   request.mutable_schema()->mutable_segments(0)->mutable_cuda_ipc()->set_size_bytes(1);
-  EXPECT_REFUSED(prefill_worker().RegisterPool(Context().get(), request, &response), UNIMPLEMENTED,
-                 "CUDA_NOT_AVAILABLE");
+  EXPECT_REFUSED(prefill_worker().RegisterPool(Context().get(), request, &response), INVALID_ARGUMENT,
+                 "INVALID_SCHEMA");  // of no device
 }
 
 TEST_F(RpcCases, HoldPool) {

@@ -82,10 +82,15 @@ class Model:
         last = sums[1] / (np.minimum(seen, 64) * self.heads)
         return Prefill(kv, all_queries.astype(np.float32), last.astype(np.float32))
 
-    def continue_over(self, ids: NDArray[np.int64], past: NDArray[np.float16]) -> Floats:
-        """Log-probabilities [tokens, vocabulary] after each of `ids`, over the given KV and their own exact KV."""
-        hidden = self._forward(ids, past.astype(np.float32), None, None)
-        logits = hidden @ self.weights.get("output.weight", self.weights["token_embd.weight"]).T
+    def continue_over(
+        self, ids: NDArray[np.int64], past: NDArray[np.float16], position: int, last: int | None = None
+    ) -> Floats:
+        """Log-probabilities [tokens, vocabulary] after each of `ids`, over the given KV and their own exact KV.
+
+        The first of `ids` is at `position`: past that where tokens of the prompt were dropped. last: of the last so many alone.
+        """
+        hidden = self._forward(ids, past.astype(np.float32), None, None, position)
+        logits = hidden[-(last or len(ids)) :] @ self.weights.get("output.weight", self.weights["token_embd.weight"]).T
         logits -= logits.max(axis=1, keepdims=True)
         logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
         return logits
@@ -101,7 +106,7 @@ class Model:
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
     def _forward(
-        self, ids: NDArray[np.int64], past: Floats | None, kv: NDArray[np.float16] | None, sums: Any
+        self, ids: NDArray[np.int64], past: Floats | None, kv: NDArray[np.float16] | None, sums: Any, position: int = 0
     ) -> Floats:
         w, count = self.weights, len(ids)
         before = 0 if past is None else past.shape[2]
@@ -110,8 +115,8 @@ class Model:
         for layer in range(self.layers):
             name = f"blk.{layer}."
             h = self._norm(x, name + "attn_norm.weight")
-            q = self._rope((h @ w[name + "attn_q.weight"].T).reshape(count, self.heads, self.head_dim), before)
-            k = self._rope((h @ w[name + "attn_k.weight"].T).reshape(count, self.kv_heads, self.head_dim), before)
+            q = self._rope((h @ w[name + "attn_q.weight"].T).reshape(count, self.heads, self.head_dim), position)
+            k = self._rope((h @ w[name + "attn_k.weight"].T).reshape(count, self.kv_heads, self.head_dim), position)
             v = (h @ w[name + "attn_v.weight"].T).reshape(count, self.kv_heads, self.head_dim)
             if kv is not None:
                 kv[layer, 0], kv[layer, 1] = k, v

@@ -53,6 +53,9 @@ class TidyTest(unittest.TestCase):
             "plan on clocks": ("server/plan/a.cc", "chrono", "<chrono>"),
             "client on server": ("client/cpp/a.cc", "server/base/status.h", "must not depend on server/base"),
             "product on tests": ("server/base/a.cc", "tests/unit/base/fake_clock.h", "never includes from tests"),
+            "an installed header on Abseil": ("client/sdk/spectrumkv/a.h", "absl/status/status.h", "must not use absl"),
+            "an example on what is not installed": ("client/examples/cpp/a.cc", "client/cpp/client.h", "client/cpp"),
+            "server on the client": ("server/base/a.cc", "spectrumkv/client.h", "depend on client/sdk/spectrumkv"),
             "an unknown folder": ("server/new/a.cc", "vector", "not in tests/tidy/law.py"),
             "an unknown target": ("server/base/a.cc", "client/new/a.h", "no folder of tests/tidy/law.py"),
         }

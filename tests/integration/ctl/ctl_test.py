@@ -2,69 +2,26 @@
 """spectrumkvctl and the C++ example against two real daemons. ctl_test.py SPECTRUMKVD SPECTRUMKVCTL ROUND_TRIP"""
 
 import array
-import json
 import os
+import pathlib
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import ctl_daemon
 
 SPECTRUMKVD, CTL, ROUND_TRIP = sys.argv[1:4]
 LAYERS, TOKENS, HEADS, HEAD_DIM = 3, 70, 2, 64
 
 
-class Daemon:
-    """A spectrumkvd with a folder and ports of its own, and spectrumkvctl pointed at it."""
-
-    def __init__(self, folder):
-        os.makedirs(folder, mode=0o700)
-        self.folder = folder
-        ready = os.path.join(folder, "ready.json")
-        self.log_path = os.path.join(folder, "log")
-        keys = {
-            "worker.socket": f"{folder}/worker.sock", "admin.socket": f"{folder}/admin.sock", "peer.security": "plain",
-            "peer.listen_address": "127.0.0.1:0", "health.listen_address": "127.0.0.1:0",
-            "metrics.listen_address": "127.0.0.1:0", "memory.shared_dir": folder, "memory.send_slots": "4",
-            "memory.receive_slots": "4",
-        }
-        flags = [flag for key, value in keys.items() for flag in ("--set", f"{key}={value}")]
-        with open(self.log_path, "wb") as log:
-            self.process = subprocess.Popen([SPECTRUMKVD, "--ready-file", ready, *flags], stdout=log, stderr=log)
-        deadline = time.monotonic() + 60
-        while not os.path.exists(ready):
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"spectrumkvd did not start:\n{self.log()}")
-            time.sleep(0.02)
-        self.status = self.json("status")
-
-    def log(self):
-        with open(self.log_path, encoding="utf-8", errors="replace") as log:
-            return log.read()[-4000:]
-
-    def ctl(self, *words):
-        """(exit code, stdout, stderr)"""
-        done = subprocess.run([CTL, *words, "--admin-socket", f"{self.folder}/admin.sock", "--worker-socket",
-                               f"{self.folder}/worker.sock"], capture_output=True, text=True, timeout=120, check=False)
-        return done.returncode, done.stdout, done.stderr
-
-    def json(self, *words):
-        code, out, err = self.ctl(*words, "--json")
-        if code != 0:
-            raise AssertionError(f"spectrumkvctl {' '.join(words)}: exit {code}\n{out}{err}\n{self.log()}")
-        return json.loads(out)
-
-    def stop(self):
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(30)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        return self.process.returncode
+def daemon_in(folder, **keys):
+    keys = {name.replace("__", "."): str(value) for name, value in keys.items()}
+    return ctl_daemon.Daemon(SPECTRUMKVD, CTL, folder, keys)
 
 
 class CtlTest(unittest.TestCase):
@@ -72,9 +29,9 @@ class CtlTest(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.mkdtemp(prefix="spectrumkv-ctl-")
         cls.addClassCleanup(shutil.rmtree, cls.folder)
-        cls.prefill = Daemon(os.path.join(cls.folder, "p"))
+        cls.prefill = daemon_in(os.path.join(cls.folder, "p"))
         cls.addClassCleanup(cls.prefill.stop)
-        cls.decode = Daemon(os.path.join(cls.folder, "d"))
+        cls.decode = daemon_in(os.path.join(cls.folder, "d"))
         cls.addClassCleanup(cls.decode.stop)
         # [layers, 2, tokens, heads, head_dim] float32 that float16 holds exactly, as bare bytes.
         count = LAYERS * 2 * TOKENS * HEADS * HEAD_DIM
@@ -111,6 +68,7 @@ class CtlTest(unittest.TestCase):
         code, out, _ = self.prefill.ctl("status")
         self.assertEqual(code, 0)
         self.assertIn("ready", out)
+        self.assertRegex(out, r"GPUs: +(none \(.+\)|GPU-)")
         self.assertEqual(self.prefill.ctl("health")[:2], (0, "SERVING\n"))
         for service in ("", "readiness", "liveness"):
             health = self.prefill.json("health", "--address", status["health_address"], "--service", service)
@@ -142,6 +100,9 @@ class CtlTest(unittest.TestCase):
         # And back from .npy, into the same pool at other blocks.
         self.assertEqual(self.prefill.json("put", path, "--pool", pool, "--blocks", "3,4,5,6,7")["tokens"], TOKENS)
         self.assertEqual(self.get(self.prefill, pool, "3-7", "16"), self.values)
+        code, out, _ = self.prefill.ctl("pools")
+        self.assertEqual(code, 0)
+        self.assertRegex(out, rf"POOL .* LEASE +OWNER\n(.*\n)*{pool} .* uid {os.geteuid()}\n")
         code, _, err = self.prefill.ctl("put", path, "--pool", pool, "--blocks", "0-3")
         self.assertEqual(code, 2)
         self.assertIn("70 tokens need 5 blocks", err)
@@ -186,6 +147,29 @@ class CtlTest(unittest.TestCase):
         error = sum((x - y) ** 2 for x, y in zip(self.values, got)) / sum(x * x for x in self.values)
         self.assertGreater(error, 0)
         self.assertLess(error, 0.05)
+
+    def test_profile_of_a_model_is_planned_by(self):
+        """What `profile` writes the daemon reads: for its own model, and for no other."""
+        profiles = os.path.join(self.folder, "profiles")
+        os.mkdir(profiles)
+        header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {(LAYERS, 2, TOKENS, HEADS, HEAD_DIM)}, }}\n".encode()
+        with open(os.path.join(self.folder, "kv.npy"), "wb") as file:
+            file.write(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + self.values.tobytes())
+        code, _, err = self.prefill.ctl("profile", os.path.join(self.folder, "kv.npy"), "--model", "known", "--output",
+                                        os.path.join(profiles, "mine.yaml"))
+        self.assertEqual(code, 0, err)
+        daemon = Daemon(os.path.join(self.folder, "profiled"), **{"policy.profile_dir": profiles})
+        self.addCleanup(daemon.stop)
+        for model, profile in (("known", "mine"), ("unknown", "default")):
+            pool = daemon.json("put", self.raw, *self.shape, "--model", model, "--blocks", "0-4")["pool_id"]
+            plan = daemon.json("plan", "--pool", pool, "--tokens", str(TOKENS), "--blocks", "0-4", "--budget", "0.4")
+            self.assertEqual(plan["model_profile"], profile)
+            daemon.json("publish", "--transfer", model, "--pool", pool, "--tokens", str(TOKENS), "--blocks", "0-4")
+            self.assertEqual(daemon.json("transfers", "show", model)["model_profile"], profile)
+        with open(os.path.join(profiles, "broken.yaml"), "w", encoding="utf-8") as file:
+            file.write("model: [")
+        with self.assertRaisesRegex(RuntimeError, "broken.yaml:1:"):
+            Daemon(os.path.join(self.folder, "broken"), **{"policy.profile_dir": profiles})
 
     def test_budget_for_a_time(self):
         source, destination = self.pools("8")
@@ -243,6 +227,26 @@ class CtlTest(unittest.TestCase):
                 self.assertEqual(code, 4, err)
                 self.assertIn(reason, err)
 
+    def test_a_full_daemon_is_asked_again(self):
+        daemon = daemon_in(os.path.join(self.folder, "full"), transfer__max_active=1)
+        self.addCleanup(daemon.stop)
+        pool = daemon.json("pools", "create", *self.shape, "--blocks", "2")["pool"]["pool_id"]
+        expect = ("expect", "--pool", pool, "--tokens", "1")
+        daemon.json(*expect, "--transfer", "a", "--blocks", "0")
+        begin = time.monotonic()
+        code, _, err = daemon.ctl(*expect, "--transfer", "b", "--blocks", "1", "--timeout", "1")
+        self.assertEqual(code, 4, err)
+        self.assertRegex(err, r"TRANSFERS_FULL(.|\n)*try again after \d+ ms")
+        self.assertTrue(0.5 < time.monotonic() - begin < 5, "it has tried for about a second")
+        waiting = threading.Thread(target=lambda: codes.append(daemon.ctl(*expect, "--transfer", "b", "--blocks", "1")))
+        codes = []
+        waiting.start()
+        waiting.join(0.5)
+        self.assertEqual(codes, [], "it waits")
+        daemon.json("transfers", "cancel", "a")
+        waiting.join(60)
+        self.assertEqual([code for code, _, _ in codes], [0], codes)
+
     def test_cpp_example(self):
         done = subprocess.run([ROUND_TRIP, f"{self.prefill.folder}/worker.sock", f"{self.decode.folder}/worker.sock",
                                self.decode.status["peer_address"], "0.3"], capture_output=True, text=True, timeout=120,
@@ -252,7 +256,7 @@ class CtlTest(unittest.TestCase):
         self.assertRegex(done.stdout, r"relative error: 0\.\d*[1-9]")
 
     def test_drain_then_stop(self):
-        daemon = Daemon(os.path.join(self.folder, "drain"))
+        daemon = daemon_in(os.path.join(self.folder, "drain"))
         self.addCleanup(daemon.stop)
         self.assertEqual(daemon.json("drain", "--wait")["transfers_left"], "0")
         self.assertEqual(daemon.ctl("status")[0], 1)

@@ -144,5 +144,5 @@ BAD_SCHEMAS = [
     Bad("segment too small", _owned(64), INVALID, "OUT_OF_RANGE"),
     Bad("rank beyond size", _ranks, INVALID, "INVALID_SCHEMA", "schema.tensor_parallel_rank"),
     Bad("long model name", lambda s: setattr(s, "model", "m" * 5000), INVALID, "INVALID_SCHEMA", "schema.model"),
-    Bad("CUDA memory", _cuda, "UNIMPLEMENTED", "CUDA_NOT_AVAILABLE"),
+    Bad("CUDA memory of no device", _cuda, INVALID, "INVALID_SCHEMA", "schema.segments[0].cuda_ipc.device_uuid"),
 ]  # fmt: skip

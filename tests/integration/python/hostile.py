@@ -1,5 +1,6 @@
 """The other daemon, played frame by frame over the real protocol, so that it can do what a daemon never would."""
 
+import functools
 import queue
 import struct
 import threading
@@ -67,15 +68,19 @@ class HostilePeer:
         self.channel = grpc.insecure_channel(
             address, options=[("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1),
                               ("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)])  # fmt: skip
-        self.control = Stream(self.channel, CONTROL, peer_service_pb2.ControlResponse)
         self.data = []
         self.session = self.fence = self.credits = 0
+
+    @functools.cached_property
+    def control(self):
+        return Stream(self.channel, CONTROL, peer_service_pb2.ControlResponse)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self.control.done()
+        if "control" in self.__dict__:
+            self.control.done()
         for stream in self.data:
             stream.done()
         self.channel.close()

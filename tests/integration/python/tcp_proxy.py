@@ -68,6 +68,8 @@ class Proxy:
         self._cut_after = cut_after
         self._pace = None if bytes_per_second is None else Pace(bytes_per_second)
         self.connections = []
+        # While down it hangs up on everybody; when it did, by time.monotonic().
+        self.is_down, self.hung_up = False, []
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -78,12 +80,22 @@ class Proxy:
                 dialler, _ = self._server.accept()
             except OSError:
                 return
+            if self.is_down:
+                self.hung_up.append(time.monotonic())
+                dialler.close()
+                continue
             try:
                 connection = Connection(dialler, socket.create_connection(self._target), self._pace)
             except OSError:
                 dialler.close()
                 continue
             self.connections.append(connection)
+
+    def break_down(self):
+        """Cuts all connections, and carries no other until is_down is False."""
+        self.is_down = True
+        for connection in self.connections:
+            connection.cut()
 
     def limit(self, up):
         """Cuts each of the present connections once it has carried so many bytes upwards."""

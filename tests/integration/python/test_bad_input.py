@@ -2,6 +2,8 @@
 
 import math
 import os
+import pathlib
+import signal
 import socket
 import uuid
 
@@ -9,6 +11,7 @@ import grpc
 import numpy as np
 import pytest
 from bad_schemas import BAD_SCHEMAS, good_schema
+from ends import until
 from moves import check, fill, make_side, move, poison, random_words, serves_the_next, small_group, unique
 from real_daemon import refused, running
 
@@ -126,6 +129,31 @@ def test_shared_memory_name(name, code, reason, source, counted, next_is_served)
         register(source, schema)
 
 
+@pytest.mark.parametrize("kind", ["symlink", "symlink_out", "folder", "fifo"])
+def test_what_is_no_shared_memory_object(kind, source, prefill, counted, next_is_served, tmp_path):
+    """What a worker puts into /dev/shm itself is opened by the same rule as a file."""
+    name = f"/skv-odd-{uuid.uuid4().hex[:8]}"
+    real = tmp_path / "real" if kind == "symlink_out" else pathlib.Path(f"/dev/shm{name}.real")
+    odd, reason = pathlib.Path(f"/dev/shm{name}"), "SEGMENT_OUTSIDE_DIR"
+    schema = good_schema()
+    schema.segments[0].posix_shm.name, schema.segments[0].posix_shm.size_bytes = name, 1 << 14
+    real.write_bytes(b"\1" * (1 << 14))
+    try:
+        if kind == "folder":
+            odd.mkdir()
+            reason = "SEGMENT_NOT_REGULAR"
+        elif kind == "fifo":
+            os.mkfifo(odd)
+            reason = "SEGMENT_NOT_REGULAR"
+        else:
+            odd.symlink_to(real)
+        with refused("INVALID_ARGUMENT", reason):
+            register(source, schema)
+    finally:
+        real.unlink()
+        odd.rmdir() if kind == "folder" else odd.unlink(missing_ok=True)
+
+
 # What its owner does to the file of an idle pool of three pages, one truncate after the other.
 CUTS = {"everything": [0], "the last page": [8192], "cut and grown again": [0, 12288]}
 
@@ -155,20 +183,44 @@ def test_segment_that_was_cut_while_idle(cut, use, source, decode, transfer_id, 
             source.get_transfer(transfer_id)
 
 
-def test_segment_that_shrinks_under_a_transfer(sides, source, target, decode, transfer_id, counted, next_is_served):
-    """The transfer fails, on both sides, and its pool alone."""
+@pytest.mark.parametrize("landed", [0, 1])
+@pytest.mark.parametrize("cut", ["everything", "cut and grown again"])
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_segment_that_shrinks_under_a_transfer(
+    side, cut, landed, sides, source, target, prefill, decode, transfer_id, next_is_served
+):
+    """Cut before anything has landed, or between two layers, also so that nobody faults: the transfer fails, on both sides,
+    and its pool alone. The mark is looked at before words are sent and before they are committed."""
     here, there = sides
+    errors = prefill.errors() + decode.errors()
     target.expect(transfer_id, pool=there.pool, token_count=TOKENS, blocks=there.blocks)
     source.send(transfer_id, peer=decode.peer, pool=here.pool, token_count=TOKENS, blocks=here.blocks, layerwise=True,
                 policy=skv.policy(**RAW))  # fmt: skip
-    os.truncate("/dev/shm" + here.pool.segment.name, 0)
+    if landed:
+        source.advance(transfer_id, layers=landed, tokens=TOKENS)
+        until(lambda: target.get_transfer(transfer_id).layers_ready == landed)
+    owner = here if side == "source" else there
+    assert owner.pool.segment.size_bytes == 12288
+    for length in CUTS[cut]:
+        os.truncate("/dev/shm" + owner.pool.segment.name, length)
     source.advance(transfer_id, layers=2, tokens=TOKENS)
+    gone = {"source": "SOURCE_GONE", "target": "DESTINATION_GONE"}[side]
     for client in (source, target):
         with pytest.raises(skv.TransferFailed) as failed:
             client.wait(transfer_id, timeout_s=20)
         # Found by the scan or told by the pool, whichever comes first.
-        assert failed.value.code == "FAILED_PRECONDITION"
-        assert failed.value.reason in ("SEGMENT_FAILED", "SOURCE_GONE") and "truncated" in failed.value.message
+        assert failed.value.code == "FAILED_PRECONDITION", failed.value
+        assert failed.value.reason in ("SEGMENT_FAILED", gone) and "truncated" in failed.value.message, failed.value
+    assert prefill.errors() + decode.errors() > errors
+
+
+def test_any_other_sigbus_ends_the_daemon():
+    """Also where a pool is registered, whose guard is in force: only faults in registered memory are caught."""
+    with running() as daemon, daemon.client() as client:
+        register(client, good_schema())
+        with client.shared_memory_pool([small_group()], model="m"):
+            daemon.process.send_signal(signal.SIGBUS)
+            assert daemon.process.wait(20) == -signal.SIGBUS
 
 
 def test_a_pool_of_more_segments_than_a_process_may_open_files_by_default(source, prefill):

@@ -11,6 +11,7 @@ import pytest
 from ends import COMMITTED, TOKENS, Ends, ended, owned_schema, until
 from moves import check, make_side, small_group
 from real_daemon import refused, running
+from tcp_proxy import Proxy
 
 import spectrumkv as skv
 from spectrumkv.errors import rpc
@@ -122,12 +123,16 @@ def _code(client, request):
 @pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
 def test_daemon_that_restarts_in_the_middle(pull, source, target, prefill, decode, transfer_id):
     """The one that dialled comes back, and is told at once that there is nothing to go on with: the other half of the
-    transfer went with the daemon that had it."""
-    with running() as mortal, mortal.client() as its:
+    transfer went with the daemon that had it. At the address of a relay somebody always listens."""
+    with running() as mortal, mortal.client() as its, Proxy(mortal.peer) as relay:
         ends = Ends(its, target, mortal, decode, transfer_id) if pull else Ends(source, its, prefill, mortal, transfer_id)
         with ends.here.pool, ends.there.pool:
-            (ends.publish if pull else ends.send)(layerwise=True)
-            (ends.fetch if pull else ends.expect)()
+            if pull:
+                ends.publish(layerwise=True)
+                ends.fetch(peer=relay.address)
+            else:
+                ends.send(layerwise=True, peer=relay.address)
+                ends.expect()
             ends.source.advance(ends.name, layers=1, tokens=TOKENS)
             until(lambda: ends.target.get_transfer(ends.name).layers_ready == 1)
             dialler = target if pull else source
@@ -143,6 +148,25 @@ def test_daemon_that_restarts_in_the_middle(pull, source, target, prefill, decod
             (ends.fetch if pull else ends.send)()
             ends.both_end(COMMITTED)
             check(ends.there, [ends.kv])
+
+
+@pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
+def test_daemon_that_was_dialled_and_dies(pull, source, target, prefill, decode, transfer_id):
+    """Its machine says that nobody listens any more: that is told at once, not after the progress timeout of 5 s."""
+    with running() as mortal, mortal.client() as its:
+        ends = Ends(its, target, mortal, decode, transfer_id) if pull else Ends(source, its, prefill, mortal, transfer_id)
+        with (ends.there if pull else ends.here).pool:
+            (ends.publish if pull else ends.send)(layerwise=True)
+            (ends.fetch if pull else ends.expect)()
+            ends.source.advance(ends.name, layers=1, tokens=TOKENS)
+            until(lambda: ends.target.get_transfer(ends.name).layers_ready == 1)
+            mortal.kill()
+            start = time.monotonic()
+            report = ended(target if pull else source, ends.name)
+            took = time.monotonic() - start
+            assert (report.code, report.reason) == (14, "PEER_GONE"), report  # UNAVAILABLE
+            assert report.attempts > 1 and took < 2, (report.attempts, took)
+        (ends.here if pull else ends.there).pool.close()
 
 
 def test_daemon_that_dies_in_the_middle(target, decode, transfer_id):

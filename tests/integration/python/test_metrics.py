@@ -192,7 +192,8 @@ def _owned():
 ELSEWHERE = {"spectrumkv_certificate_expiry_timestamp_seconds", "spectrumkv_certificate_reloads_total",
              "spectrumkv_handshake_failures_total", "spectrumkv_draining", "spectrumkv_chunks_resent_total",
              "spectrumkv_chunks_duplicate_total", "spectrumkv_build_info", "spectrumkv_codec_info", "spectrumkv_inflight_transfers",
-             "spectrumkv_worker_connections_refused_total", "spectrumkv_quota_refusals_total"}  # fmt: skip
+             "spectrumkv_worker_connections_refused_total", "spectrumkv_quota_refusals_total",
+             "spectrumkv_probe_trials_total", "spectrumkv_gate_verdicts"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -293,3 +294,12 @@ def test_inflight_and_blocks_follow_a_transfer(pair):
         target.cancel(name)
         comes("spectrumkv_inflight_transfers", 0)
         comes('spectrumkv_pool_blocks{state="receiving"}', 0)
+
+
+def test_a_restart_shows_in_the_start_time():
+    before = time.time()
+    with running() as daemon:
+        first = daemon.metrics()["process_start_time_seconds"]
+        assert before - 1 <= first <= time.time()
+        daemon.restart()
+        assert first < daemon.metrics()["process_start_time_seconds"] <= time.time()

@@ -1,8 +1,10 @@
 """Daemons whose peers prove who they are: transfers go through, and /metrics says when the certificate ends."""
 
+import base64
 import contextlib
 import re
 import socket
+import subprocess
 import threading
 import time
 from concurrent import futures
@@ -13,7 +15,7 @@ import pytest
 from authority import Ca
 from hostile import CONTROL, DATA, Stream
 from moves import check, fill, make_side, move, poison, random_words, small_group, unique
-from real_daemon import running
+from real_daemon import PROGRAM, running
 
 import spectrumkv as skv
 from spectrumkv.v1 import admin_service_pb2, peer_service_pb2
@@ -329,6 +331,32 @@ def test_a_deadline_says_why_there_was_no_link(ca):
             assert end.value.code == "DEADLINE_EXCEEDED"
 
 
+def in_every_form(secret):
+    """A secret as it is, in hexadecimal digits of both cases, and in base64."""
+    data = secret if isinstance(secret, bytes) else secret.encode()
+    return [data.decode(), data.hex(), data.hex().upper(), base64.b64encode(data).decode().rstrip("=")[:-1]]
+
+
+def printed_config(daemon):
+    """What the program says of the daemon's configuration."""
+    flags = [part for name, value in daemon.keys.items() for part in ("--set", f"{name}={value}")]
+    done = subprocess.run([PROGRAM, "--print-config", *flags], capture_output=True, text=True, timeout=60, check=True)
+    assert "private_key_file" in done.stdout and "tcp_token_file" in done.stdout
+    return done.stdout + done.stderr
+
+
+def refused_starts(keys, extra, key_file, token_file):
+    """What daemons say that were given one secret's file in the place of another, or the key in the place of its file."""
+    swaps = {
+        "peer__tls__certificate_file": key_file, "peer__tls__ca_file": key_file, "worker__tcp_token_file": key_file,
+        "peer__tls__private_key_file": token_file,
+    }  # fmt: skip
+    for name, value in (*swaps.items(), ("peer__tls__private_key_file", key_file.read_text())):
+        with pytest.raises(RuntimeError) as failed, running(**{**keys, **extra, name: value}):
+            pass
+        yield str(failed.value)
+
+
 def test_no_secret_is_told(ca, tmp_path):
     """Keys, tokens and words of a cache are in no log, metric, configuration, list or error, at any log level."""
     worker_token, right, wrong = "a-worker-token-of-this-test", b"right-token-0123", b"wrong-token-0123"
@@ -337,12 +365,13 @@ def test_no_secret_is_told(ca, tmp_path):
     keys = {name: ca.issue(name, 3) for name in ("secret-here", "secret-there")}
     group = small_group()
     kv = np.full((2, 2, TOKENS, 2, 16), 0x5A5A, "<u2")  # "ZZZZ..." wherever it would be written
-    told = []
+    told, logs, pool_ids = [], [], []
     with running(**keys["secret-here"], **extra) as here, running(**keys["secret-there"], **extra) as there:
         with skv.Client(here.worker_tcp, token_file=tmp_path / "token") as source, there.client() as target:
             a = make_side(source, here, [group], {0: [3, 1, 2]})
             b = make_side(target, there, [group], {0: [5, 0, 7]})
             with a.pool, b.pool:
+                pool_ids += [a.pool.pool_id, b.pool.pool_id]
                 fill(a, [kv])
                 for name, token in (("good", right), ("bad", wrong)):
                     target.expect(name, pool=b.pool, blocks=b.blocks, token_count=TOKENS, token=right)
@@ -361,13 +390,20 @@ def test_no_secret_is_told(ca, tmp_path):
                     (admin.ListTransfers, admin_service_pb2.ListTransfersRequest()),
                     (admin.ListPeers, admin_service_pb2.ListPeersRequest()),
                     (admin.GetStatus, admin_service_pb2.GetStatusRequest()))]  # fmt: skip
-            told.append(daemon.scrape())
+            logs.append(daemon.scrape())
+            told.append(printed_config(daemon))
             daemon.stop()
-            told.append((daemon.folder / "log").read_text())
-    everything = "\n".join(told)
+            logs.append((daemon.folder / "log").read_text())
+    everything = "\n".join(told + logs)
     assert "TOKEN_MISMATCH" in everything and "peer.tls" not in everything and "private_key_file" in everything
-    secrets = [worker_token, "right-token", "wrong-token", "PRIVATE KEY", "ZZZZZZZZ"]
+    key_file = keys["secret-here"]["peer__tls__private_key_file"]
+    everything += "\n".join(refused_starts(keys["secret-here"], extra, key_file, tmp_path / "token"))
+    assert "TLS_FILE" in everything and "TOKEN_FILE" in everything
+    secrets = [form for secret in (worker_token, right, wrong) for form in in_every_form(secret)]
+    secrets += ["PRIVATE KEY", "ZZZZZZZZ", "5a5a5a5a5a", "5A5A5A5A5A"]
     for files in keys.values():
         secrets += files["peer__tls__private_key_file"].read_text().splitlines()[1:-1]
     for secret in secrets:
         assert secret not in everything, "a secret is told"
+    for pool_id in pool_ids:  # the right to use a pool
+        assert len(pool_id) >= 32 and pool_id not in "\n".join(logs), "whoever reads the log may use the pool"

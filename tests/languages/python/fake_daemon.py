@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from concurrent import futures
 
 import grpc
@@ -35,6 +36,8 @@ class FakeWorker(worker_service_pb2_grpc.WorkerServiceServicer):
         self.answers_holds = threading.Event()
         self.answers_holds.set()
         self.hold_events = queue.Queue()  # put an event here: the current hold stream ends with it
+        self.registration_failures = []  # as failures, of RegisterPool
+        self.registered_at = []  # time.monotonic() of every RegisterPool
         self.failures = []  # (code, reason, message, metadata, retry_ms), raised by the next calls
         self.events = []  # of WatchTransfer
         self.blocks = {}
@@ -62,6 +65,9 @@ class FakeWorker(worker_service_pb2_grpc.WorkerServiceServicer):
             abort(context, grpc.StatusCode.NOT_FOUND, "UNKNOWN_POOL", "no such pool")
 
     def RegisterPool(self, request, context):
+        self.registered_at.append(time.monotonic())
+        if self.registration_failures:
+            abort(context, *self.registration_failures.pop(0))
         with self.lock:
             pool_id = f"pool-{self.epoch}-{len(self.pools)}"
             self.pools[pool_id] = request.schema

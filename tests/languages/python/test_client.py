@@ -157,6 +157,18 @@ def test_wait_held_says_whether_the_daemon_would_notice_a_death(daemon, client, 
         assert pool.wait_held()
 
 
+def test_registers_again_when_the_daemon_says_that_it_may(daemon, client, group):
+    with client.daemon_owned_pool([group], model="m") as pool:
+        daemon.worker.pings.get(timeout=5)
+        full = (grpc.StatusCode.RESOURCE_EXHAUSTED, "POOLS_QUOTA", "full", None, 700)
+        daemon.worker.registration_failures = [full, full]
+        daemon.worker.restart()
+        daemon.worker.hold_events.put("LEASE_EXPIRED")
+        until(lambda: pool.registrations == 2)
+        at = daemon.worker.registered_at
+        assert len(at) == 4 and min(at[3] - at[2], at[2] - at[1]) >= 0.7
+
+
 @pytest.fixture
 def noise(monkeypatch, caplog):
     """What threads died of, and what was logged as a warning or worse."""
@@ -347,6 +359,25 @@ def test_retry_does_not_repeat_what_is_hopeless(daemon, client):
     with pytest.raises(skv.SpectrumKVError):
         skv.retry(lambda: client.cancel("t"), timeout_s=1)
     assert time.monotonic() - start < 5
+
+
+def test_a_client_may_retry_by_itself(daemon, group):
+    full = (grpc.StatusCode.RESOURCE_EXHAUSTED, "POOLS_FULL", "full", {}, 30)
+    with skv.Client(daemon.path, timeout_s=5, retry_s=1.5) as client:
+        daemon.worker.failures = [full, full]
+        start = time.monotonic()
+        with client.daemon_owned_pool([group], model="m") as pool:
+            client.send("t", peer="h:1", pool=pool, token_count=4, blocks=[1])
+            assert time.monotonic() - start >= 0.06 and not daemon.worker.failures
+            daemon.worker.failures = [full] * 1000
+            with pytest.raises(skv.reasons.POOLS_FULL):
+                client.send("t", peer="h:1", pool=pool, token_count=4, blocks=[1])
+            assert 0 < len(daemon.worker.failures) < 1000
+            daemon.worker.failures = [(grpc.StatusCode.NOT_FOUND, "UNKNOWN_TRANSFER", "no", None, None)] * 2
+            with pytest.raises(skv.NotFound):
+                client.cancel("t")
+            assert len(daemon.worker.failures) == 1  # no delay, no second try
+            daemon.worker.failures = []
 
 
 def test_close_that_is_refused_leaves_the_pool(daemon, client, group):

@@ -24,6 +24,22 @@ namespace {
 
 std::string Name(const std::string& what) { return "/spectrumkv-test-" + what + "-" + std::to_string(::getpid()); }
 
+TEST(ClientStatus, DelaysAreWithinReason) {
+  const auto delay_of = [](int64_t seconds, int32_t nanos) {
+    google::rpc::Status details;
+    google::rpc::RetryInfo retry;
+    retry.mutable_retry_delay()->set_seconds(seconds);
+    retry.mutable_retry_delay()->set_nanos(nanos);
+    details.add_details()->PackFrom(retry);
+    return RetryAfterMsOf(FromGrpc(grpc::Status(grpc::StatusCode::UNAVAILABLE, "", details.SerializeAsString())));
+  };
+  EXPECT_EQ(delay_of(0, 0), 0);
+  EXPECT_EQ(delay_of(0, 999'999), 0);
+  EXPECT_EQ(delay_of(2, 1'000'000), 2001);
+  EXPECT_EQ(delay_of(INT64_MAX, INT32_MAX), 86'400'999);
+  EXPECT_EQ(delay_of(INT64_MIN, INT32_MIN), 0);
+}
+
 TEST(ClientStatus, CarriesReasonMetadataAndDelay) {
   google::rpc::Status details;
   google::rpc::ErrorInfo info;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <mutex>
@@ -19,13 +20,20 @@
 namespace spectrumkv::client {
 namespace {
 
-grpc::Status Error(grpc::StatusCode code, const std::string& reason) {
+grpc::Status Error(grpc::StatusCode code, const std::string& reason, int retry_ms = -1) {
   google::rpc::ErrorInfo info;
   info.set_reason(reason);
   google::rpc::Status details;
   details.add_details()->PackFrom(info);
+  if (retry_ms >= 0) {
+    google::rpc::RetryInfo retry;
+    retry.mutable_retry_delay()->set_nanos(retry_ms * 1'000'000);
+    details.add_details()->PackFrom(retry);
+  }
   return grpc::Status(code, reason, details.SerializeAsString());
 }
+
+constexpr int kAskedMs = 700;
 
 // What a test sees and steers; outlives the servers that stand for restarts of the daemon.
 struct FakeState {
@@ -33,6 +41,8 @@ struct FakeState {
   std::condition_variable changed;
   uint64_t epoch = 1;
   int registrations = 0;
+  int refuse_registrations = 0;  // the next ones, with a delay of kAskedMs
+  std::vector<std::chrono::steady_clock::time_point> asked_at;  // of every RegisterPool
   int pings = 0;
   int holds = 0;
   bool answers_holds = true;
@@ -57,6 +67,11 @@ class FakeWorkerService final : public v1::WorkerService::Service {
   grpc::Status RegisterPool(grpc::ServerContext*, const v1::RegisterPoolRequest* request,
                             v1::RegisterPoolResponse* response) override {
     const std::lock_guard<std::mutex> lock(state_.mutex);
+    state_.asked_at.push_back(std::chrono::steady_clock::now());
+    if (state_.refuse_registrations > 0) {
+      --state_.refuse_registrations;
+      return Error(grpc::StatusCode::RESOURCE_EXHAUSTED, "POOLS_QUOTA", kAskedMs);
+    }
     if (!state_.request_ids.insert(request->request_id()).second) {
       return Error(grpc::StatusCode::ALREADY_EXISTS, "REQUEST_REUSED");
     }
@@ -232,6 +247,23 @@ TEST_F(ClientPoolTest, RegistersAgainWhenTheLeaseExpired) {
   }
   EXPECT_TRUE(state_.Await([&] { return state_.registrations >= 2 && state_.holds >= 2; }));
   EXPECT_EQ(pool->generation(), 2u);
+}
+
+TEST_F(ClientPoolTest, RegistersAgainWhenTheDaemonSaysThatItMay) {
+  const auto client = Connect();
+  ASSERT_NE(client, nullptr);
+  const auto pool = Register(client.get());
+  {
+    const std::lock_guard<std::mutex> lock(state_.mutex);
+    state_.refuse_registrations = 2;
+    state_.next_event = "LEASE_EXPIRED";
+  }
+  EXPECT_TRUE(state_.Await([&] { return state_.registrations >= 2; }));
+  const std::lock_guard<std::mutex> lock(state_.mutex);
+  ASSERT_EQ(state_.asked_at.size(), 4u);
+  for (size_t i = 2; i < 4; ++i) {
+    EXPECT_GE(state_.asked_at[i] - state_.asked_at[i - 1], std::chrono::milliseconds(kAskedMs));
+  }
 }
 
 TEST_F(ClientPoolTest, StaysAwayOnceUnregistered) {

@@ -92,6 +92,15 @@ void WrongSpread(const CellsIn& cells, const float* means, float* sums) {
   sums[cells.tokens - 1] *= 2;
 }
 
+void WrongAttend(const CellsIn& keys, uint32_t first_position, const AttendQueries& queries, float* panel, float* weights,
+                 float* tops, float* sums) {
+  ScalarCellOps().attend(keys, first_position, queries, panel, weights, tops, sums);
+  sums[queries.count - 1] *= 2;
+}
+void WrongFold(const float* weights, const float* factors, uint32_t count, float* scores) {
+  ScalarCellOps().fold(weights, factors, count - 1, scores);
+}
+
 template <Tier kBroken>
 void WrongDecode(const CellsOut& cells, Tier tier, const Centres& centres, const uint8_t* scales,
                  const uint8_t* codes) {
@@ -132,6 +141,14 @@ TEST(SelfTestTest, CatchesABrokenBackend) {
   ops.spread = WrongSpread;
   EXPECT_FALSE(SelfTest(TableBackend(ops, true), &detail));
   EXPECT_NE(detail.find("Spread"), std::string::npos) << detail;
+  ops = ScalarCellOps();
+  ops.attend = WrongAttend;
+  EXPECT_FALSE(SelfTest(TableBackend(ops, true), &detail));
+  EXPECT_NE(detail.find("Attend"), std::string::npos) << detail;
+  ops = ScalarCellOps();
+  ops.fold = WrongFold;
+  EXPECT_FALSE(SelfTest(TableBackend(ops, true), &detail));
+  EXPECT_NE(detail.find("Attend"), std::string::npos) << detail;
   ops = ScalarCellOps();
   ops.copy = WrongCopy;
   EXPECT_FALSE(SelfTest(TableBackend(ops, true), &detail));

@@ -132,6 +132,7 @@ TEST(CtlOutput, TextOfNumbers) {
   EXPECT_EQ(Seconds(0.0123), "12.3 ms");
   EXPECT_EQ(Seconds(0.000042), "42 us");
   EXPECT_EQ(Table({{"A", "BB"}, {"ccc", "d"}}), "A    BB\nccc  d\n");
+  EXPECT_EQ(Table({{"A", "B"}, {"x\n\x1b[2J", "d"}}), "A       B\nx??[2J  d\n");
   EXPECT_EQ(Lines({{"a", "1"}, {"empty", ""}, {"longer", "2"}}), "a:       1\nlonger:  2\n");
 }
 

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """spectrumkvctl without a daemon: help, exit codes, codec commands. program_test.py CTL VECTORS"""
 
+import array
 import fcntl
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -12,12 +14,38 @@ import tempfile
 import unittest
 
 CTL, VECTORS = sys.argv[1:3]
+DATA = os.path.join(VECTORS, "..", "..", "data", "smollm2_135m_wikitext2_256")
 
 
 def ctl(*arguments, **env):
     done = subprocess.run([CTL, *arguments], capture_output=True, text=True, timeout=60, check=False,
                           env={**os.environ, **env})
     return done.returncode, done.stdout, done.stderr
+
+
+def write_npy(path, descr, shape, values):
+    """A .npy of version 1 without NumPy."""
+    header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {tuple(shape)}, }}"
+    header += " " * (-(len(header) + 11) % 64) + "\n"
+    with open(path, "wb") as file:
+        file.write(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + values.tobytes())
+
+
+def value(yaml, key):
+    """The text behind a key, over its lines."""
+    return re.search(rf"^{key}: (.*(?:\n    .*)*)$", yaml, re.MULTILINE).group(1)
+
+
+def number(yaml, key):
+    return float(value(yaml, key))
+
+
+def numbers(yaml, key):
+    return [float(text) for text in value(yaml, key).strip("[]").split(",")]
+
+
+def errors(yaml, key):
+    return {tier: float(error) for tier, error in re.findall(r"(\w+): ([0-9.e+-]+)", value(yaml, key))}
 
 
 class ProgramTest(unittest.TestCase):
@@ -76,6 +104,66 @@ class ProgramTest(unittest.TestCase):
                 self.assertEqual(ctl(*sweep, "--prefix", "engine-"), (0, "engine-kv\n", ""))
                 self.assertEqual(set(os.listdir(folder)), {"spectrumkv-kv-2-alive", "other"})
                 self.assertEqual(ctl(*sweep, "--prefix", "")[0], 2)
+
+    def test_profile_measures_a_model(self):
+        """On layers 2 to 4 of a real prompt; the same with a channel of outliers; without queries."""
+        layers, tokens, heads, query_heads, dim = 3, 256, 3, 9, 64
+        with open(f"{DATA}/kv.f16", "rb") as file:
+            kv = array.array("H", file.read())[2 * 2 * tokens * heads * dim : 5 * 2 * tokens * heads * dim]
+        with open(f"{DATA}/queries_recent64.f16", "rb") as file:
+            queries = array.array("H", file.read())[2 * 64 * query_heads * dim : 5 * 64 * query_heads * dim]
+        with tempfile.TemporaryDirectory() as folder:
+            write_npy(f"{folder}/kv.npy", "<f2", (layers, 2, tokens, heads, dim), kv)
+            write_npy(f"{folder}/q.npy", "<f2", (layers, 64, query_heads, dim), queries)
+            code, out, err = ctl("profile", f"{folder}/kv.npy", "--model", "it's", "--queries", f"{folder}/q.npy",
+                                 "--layer-weights")
+            self.assertEqual(code, 0, err)
+            self.assertIn("model: 'it''s'\n", out)
+            self.assertGreater(number(out, "k_weight"), 1.7)
+            self.assertLessEqual(number(out, "k_weight"), 6.8)
+            self.assertEqual(len(numbers(out, "layer_weights")), layers)
+            self.assertLess(max(numbers(out, "  outliers")), 6)
+            k, v = errors(out, "k_errors"), errors(out, "v_errors")
+            for plane in (k, v):
+                self.assertEqual(list(plane), ["Q8", "Q4", "Q3", "Q2", "P8", "P4"])
+                self.assertTrue(0 < plane["Q8"] < 1e-4 < 0.008 < plane["Q4"] < 0.013 < plane["Q3"] < plane["Q2"] < 0.2, plane)
+            # One channel of every head of K is 40: the codec's centres take it, the plain tiers meet it.
+            for at in range(0, len(kv), dim):
+                if at // (tokens * heads * dim) % 2 == 0:
+                    kv[at + 5] = 0x5100
+            write_npy(f"{folder}/kv.npy", "<f2", (layers, 2, tokens, heads, dim), kv)
+            code, _, err = ctl("profile", f"{folder}/kv.npy", f"{folder}/kv.npy", "--model", "m", "--revision", "r",
+                               "--output", f"{folder}/m.yaml")
+            self.assertEqual(code, 0, err)
+            with open(f"{folder}/m.yaml", encoding="utf-8") as file:
+                out = file.read()
+            self.assertIn("revision: 'r'\n", out)
+            self.assertNotIn("k_weight", out)
+            self.assertNotIn("layer_weights", out)
+            self.assertEqual(number(out, "  tokens"), 2 * tokens)
+            self.assertGreater(min(numbers(out, "  outliers_uncentred")), 6)
+            self.assertLess(max(numbers(out, "  outliers")), 6)
+            outlying = errors(out, "k_errors")
+            self.assertGreater(outlying["P4"], 5 * k["P4"])
+            self.assertLess(outlying["Q4"], 1.1 * k["Q4"])
+
+    def test_profile_refuses_what_does_not_fit(self):
+        with tempfile.TemporaryDirectory() as folder:
+            write_npy(f"{folder}/kv.npy", "<f2", (1, 2, 64, 2, 8), array.array("H", [0x3C00] * (2 * 64 * 2 * 8)))
+            write_npy(f"{folder}/other.npy", "<f2", (1, 2, 64, 1, 16), array.array("H", [0x3C00] * (2 * 64 * 16)))
+            write_npy(f"{folder}/short.npy", "<f2", (1, 2, 8, 2, 8), array.array("H", [0x3C00] * (2 * 8 * 2 * 8)))
+            write_npy(f"{folder}/q.npy", "<f4", (1, 4, 3, 8), array.array("f", [1] * (4 * 3 * 8)))
+            kv, model = f"{folder}/kv.npy", ("--model", "m")
+            for words, says in (((kv,), "--model"), (model, "KV.npy"), ((f"{folder}/none.npy", *model), "No such file"),
+                                ((f"{folder}/short.npy", *model), "at least 64 tokens"), ((kv, f"{folder}/other.npy", *model), "different"),
+                                ((kv, "--queries", f"{folder}/q.npy", *model), "queries must be"),
+                                ((kv, "--queries", f"{folder}/q.npy,{folder}/q.npy", *model), "2 files for 1"),
+                                ((kv, "--layer-weights", *model), "needs --queries"), ((kv, "--sinks", "64", *model), "--sinks"),
+                                ((f"{folder}/q.npy", *model), "KV must be")):
+                with self.subTest(words):
+                    code, out, err = ctl("profile", *words)
+                    self.assertEqual((code, out), (2, ""))
+                    self.assertIn(says, err)
 
     def test_no_daemon_is_3(self):
         for words in (["status"], ["pools"], ["transfers"], ["peers"], ["config"], ["drain"], ["health"],

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
 #include <atomic>
 #include <utility>
@@ -46,7 +47,8 @@ extern "C" {
 void* __real_mmap(void* address, size_t length, int protection, int flags, int fd, off_t offset);
 int __real_munmap(void* address, size_t length);
 int __real_madvise(void* address, size_t length, int advice);
-int __real_shm_open(const char* name, int flags, mode_t mode);
+int __real_open(const char* name, int flags, mode_t mode);
+long __real_syscall(long number, long a, long b, long c, long d, long e, long f);
 int __real_fstat(int fd, struct stat* info);
 
 void* __wrap_mmap(void* address, size_t length, int protection, int flags, int fd, off_t offset) {
@@ -71,8 +73,14 @@ int __wrap_madvise(void* address, size_t length, int advice) {
   return __real_madvise(address, length, advice);
 }
 
-int __wrap_shm_open(const char* name, int flags, mode_t mode) {
-  return spectrumkv::Fails(spectrumkv::MemoryCall::kOpen) ? -1 : __real_shm_open(name, flags, mode);
+// These two are variadic; a caller that gives fewer arguments leaves the others as they are, and nobody reads them.
+int __wrap_open(const char* name, int flags, mode_t mode) {
+  return spectrumkv::Fails(spectrumkv::MemoryCall::kOpen) ? -1 : __real_open(name, flags, mode);
+}
+
+long __wrap_syscall(long number, long a, long b, long c, long d, long e, long f) {
+  if (number == SYS_openat2 && spectrumkv::Fails(spectrumkv::MemoryCall::kOpenat2)) return -1;
+  return __real_syscall(number, a, b, c, d, e, f);
 }
 
 int __wrap_fstat(int fd, struct stat* info) {

@@ -11,7 +11,8 @@ namespace spectrumkv {
 enum class MemoryCall {
   kMap,       // mmap
   kPopulate,  // madvise(MADV_POPULATE_WRITE)
-  kOpen,      // shm_open
+  kOpen,      // open, of the directory that holds the segment
+  kOpenat2,   // openat2
   kStat       // fstat
 };
 

@@ -63,9 +63,10 @@ TEST_F(FailingMemoryTest, AKernelThatCannotPopulateGetsItsPagesTouched) {
 TEST_F(FailingMemoryTest, ASegmentThatCannotBeOpenedLookedAtOrMappedIsRefused) {
   ShmObject object(kBytes);
   const int files = OpenFiles();  // the object keeps its own
-  for (const MemoryCall call : {MemoryCall::kOpen, MemoryCall::kStat, MemoryCall::kMap}) {
+  for (const MemoryCall call : {MemoryCall::kOpen, MemoryCall::kOpenat2, MemoryCall::kStat, MemoryCall::kMap}) {
     for (const int error : {ENOMEM, EMFILE, ENFILE, ENOSPC, EAGAIN}) {
-      FailCall(call, error);
+      // A kernel that says EAGAIN of an openat2 is asked again, eight times.
+      SetMemoryFault([call, error](MemoryCall made) { return made == call ? error : 0; });
       const auto segment = OpenShmSegment(object.name(), "/", kBytes, {geteuid()});
       SetMemoryFault(nullptr);
       ASSERT_FALSE(segment.ok()) << error;
@@ -75,6 +76,24 @@ TEST_F(FailingMemoryTest, ASegmentThatCannotBeOpenedLookedAtOrMappedIsRefused) {
     }
   }
   EXPECT_TRUE(OpenShmSegment(object.name(), "/", kBytes, {geteuid()}).ok());
+}
+
+// Kernels before 5.6 have no openat2, and seccomp filters forbid it: the walk is as strict.
+TEST_F(FailingMemoryTest, WithoutOpenat2SegmentsAreReachedStepByStep) {
+  TempDir dir;
+  dir.WriteFile("kv", kBytes);
+  ShmObject object(kBytes);
+  const std::string link = ShmObject::NewName();
+  ASSERT_EQ(symlink(("/dev/shm" + object.name()).c_str(), ("/dev/shm" + link).c_str()), 0);
+  for (const int error : {ENOSYS, EPERM}) {
+    int refused = 0;
+    SetMemoryFault([&](MemoryCall made) { return made == MemoryCall::kOpenat2 ? (++refused, error) : 0; });
+    EXPECT_TRUE(OpenShmSegment(object.name(), "/", kBytes, {geteuid()}).ok());
+    EXPECT_TRUE(OpenFileSegment(dir.path(), "kv", kBytes, {geteuid()}).ok());
+    EXPECT_EQ(ReasonOf(OpenShmSegment(link, "/", kBytes, {geteuid()}).status()), "SEGMENT_OUTSIDE_DIR");
+    EXPECT_EQ(refused, 3);
+  }
+  unlink(("/dev/shm" + link).c_str());
 }
 
 // A file that cannot be asked is not trusted.

@@ -53,8 +53,10 @@ TEST(ShmSegment, SizeEdges) {
 TEST(ShmSegment, RefusesMissingAndForeignNames) {
   ExpectRefused(OpenShmSegment(ShmObject::NewName(), "/", kPage, kMine), absl::StatusCode::kNotFound, "SEGMENT_NOT_FOUND");
   ShmObject object(kPage);
+  ASSERT_TRUE(OpenShmSegment(object.name(), "/", kPage, kMine).ok());
   for (const std::string& name : {std::string(), std::string("/"), std::string("/."), std::string("/.."),
-                                  std::string("x"), std::string("/a/b"), std::string("/../etc/passwd"),
+                                  std::string("x"), std::string("/a/b"), std::string("//") + object.name().substr(1),
+                                  object.name() + "/", "/." + object.name(), std::string("/../etc/passwd"),
                                   std::string("/a\0b", 4), "/" + std::string(300, 'x')}) {
     ExpectRefused(OpenShmSegment(name, "/", kPage, kMine), absl::StatusCode::kInvalidArgument, "SEGMENT_OUTSIDE_DIR");
   }
@@ -62,13 +64,27 @@ TEST(ShmSegment, RefusesMissingAndForeignNames) {
                 "SEGMENT_OUTSIDE_DIR");
 }
 
-TEST(ShmSegment, RefusesSymlinksAndHoles) {
-  const std::string link = ShmObject::NewName();
+TEST(ShmSegment, RefusesWhatIsNoRegularFileOfTheDirectory) {
+  TempDir outside;
+  outside.WriteFile("secret", kPage);
   ShmObject object(kPage);
-  ASSERT_EQ(symlink(("/dev/shm" + object.name()).c_str(), ("/dev/shm" + link).c_str()), 0);
-  ExpectRefused(OpenShmSegment(link, "/", kPage, kMine), absl::StatusCode::kInvalidArgument, "SEGMENT_OUTSIDE_DIR");
-  unlink(("/dev/shm" + link).c_str());
+  const std::string name = ShmObject::NewName(), path = "/dev/shm" + name;
+  for (const std::string& to : {"/dev/shm" + object.name(), object.name().substr(1), outside / "secret", outside.path(),
+                                std::string("/proc/self/fd/0"), std::string("nowhere"), name.substr(1)}) {
+    ASSERT_EQ(symlink(to.c_str(), path.c_str()), 0);
+    ExpectRefused(OpenShmSegment(name, "/", kPage, kMine), absl::StatusCode::kInvalidArgument, "SEGMENT_OUTSIDE_DIR");
+    unlink(path.c_str());
+  }
+  ASSERT_EQ(mkdir(path.c_str(), 0700), 0);
+  ExpectRefused(OpenShmSegment(name, "/", kPage, kMine), absl::StatusCode::kInvalidArgument, "SEGMENT_NOT_REGULAR");
+  rmdir(path.c_str());
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  ExpectRefused(OpenShmSegment(name, "/", kPage, kMine), absl::StatusCode::kInvalidArgument, "SEGMENT_NOT_REGULAR");
+  unlink(path.c_str());
+}
 
+TEST(ShmSegment, RefusesHoles) {
+  ShmObject object(kPage);
   object.Truncate(2 * kPage);  // the second page has never been written
   ExpectRefused(OpenShmSegment(object.name(), "/", 2 * kPage, kMine), absl::StatusCode::kInvalidArgument, "SEGMENT_SPARSE");
 }

@@ -1,4 +1,6 @@
 // Batches: layer-wise sources, chunked prefill, scores that come later, escapes that come late.
+#include <cmath>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/base/status.h"
@@ -159,6 +161,38 @@ TEST(Scores, PerLayerOrdersDiffer) {
   std::reverse(reversed.begin(), reversed.end());
   EXPECT_NE(batch->chunks[0].tier_map, batch->chunks[1].tier_map);
   EXPECT_EQ(batch->chunks[0].tier_map, reversed);
+}
+
+// Attention that comes with a batch orders it as scores given at the start do; until then something stands in for it.
+TEST(Scores, AttentionMayComeLater) {
+  for (const Allocator allocator : {Allocator::kOptimal, Allocator::kGreedy}) {
+    Policy policy;
+    policy.budget = 0.2;
+    policy.sinks = 0;
+    policy.allocator = allocator;
+    policy.importance = ImportanceSource::kScores;
+    policy.scores_per_layer = true;
+    for (uint32_t t = 0; t < 200; ++t) policy.scores.push_back(static_cast<float>(t < 100 ? t : 200 - t));
+    const auto given = PlanAll(policy, Layers(2, 4, 64), 100);
+    ASSERT_TRUE(given.ok());
+    Policy later = policy;
+    later.scores.clear();
+    later.scores_per_layer = false;
+    later.importance = ImportanceSource::kRecentQueries;
+    auto planner = Planner::Create(later, Layers(2, 4, 64), 100);
+    ASSERT_TRUE(planner.ok()) << planner.status();
+    EXPECT_EQ(planner->importance(),
+              allocator == Allocator::kOptimal ? ImportanceSource::kNone : ImportanceSource::kPosition);
+    EXPECT_EQ(ReasonOf(planner->SetAttention(std::vector<float>(199, 1.f))), "INVALID_SCORES");
+    EXPECT_EQ(ReasonOf(planner->SetAttention(std::vector<float>(200, NAN))), "INVALID_SCORES");
+    ASSERT_TRUE(planner->SetAttention(policy.scores).ok());
+    EXPECT_EQ(planner->importance(), ImportanceSource::kRecentQueries);
+    const auto batch = planner->Plan({0, 1}, {});
+    ASSERT_TRUE(batch.ok());
+    for (size_t i = 0; i < 2; ++i) EXPECT_EQ(batch->chunks[i].tier_map, given->chunks[i].tier_map);
+    ASSERT_TRUE(planner->SetScores(std::vector<float>(100, 1.f)).ok());
+    EXPECT_EQ(planner->importance(), ImportanceSource::kScores);
+  }
 }
 
 TEST(KeyNorm, LargeKeysComeFirst) {

@@ -353,6 +353,34 @@ TEST(Optimal, HullsAreConvex) {
   }
 }
 
+// A profile that knows a tier to be bad keeps OPTIMAL from it, in its plane alone.
+TEST(Optimal, MeasuredErrorsReplaceTheTable) {
+  RandomCase c;
+  c.layers = Layers(2);
+  c.tokens = 300;
+  c.policy.allocator = Allocator::kOptimal;
+  c.policy.importance = ImportanceSource::kNone;
+  c.policy.budget = 0.3;
+  const auto totals_of = [&c] {
+    auto planner = Planner::Create(c.policy, c.layers, c.tokens);
+    EXPECT_TRUE(planner.ok()) << planner.status();
+    std::vector<uint32_t> all(planner->cuts().size());
+    std::iota(all.begin(), all.end(), 0);
+    return planner->Plan(all, {})->totals;
+  };
+  const size_t q4 = static_cast<size_t>(Tier::kQ4), q8 = static_cast<size_t>(Tier::kQ8);
+  const TierTotals table = totals_of();
+  EXPECT_GT(table.k[q4], 0u);
+  c.policy.profile.k_errors[q4] = 0.9;  // worse than Q2
+  const TierTotals measured = totals_of();
+  EXPECT_EQ(measured.k[q4], 0u);
+  EXPECT_GT(measured.v[q4] + measured.v[q8], 0u);
+  c.policy.profile.k_errors[q4] = -1;
+  EXPECT_EQ(ReasonOf(CheckPolicy(c.policy, c.tokens, 2)), "INVALID_PROFILE");
+  c.policy.profile.k_errors[q4] = NAN;
+  EXPECT_EQ(ReasonOf(CheckPolicy(c.policy, c.tokens, 2)), "INVALID_PROFILE");
+}
+
 TEST(Optimal, EscapedCellsAreLeftAlone) {
   RandomCase c;
   c.layers = Layers(2);

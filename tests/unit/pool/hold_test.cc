@@ -111,7 +111,7 @@ TEST_F(HoldTest, ZeroTailClearsTheTailAndNothingElse) {
       const Geometry g;
       const PoolSchema schema = MakeSchema(axes, g);
       const std::string pool = RegisterShm(schema, 0xAB);
-      Target(pool, Blocks({{6, 1}, {2, 1}}), 8)->ZeroTail(kept);
+      EXPECT_TRUE(Target(pool, Blocks({{6, 1}, {2, 1}}), 8)->ZeroTail(kept).ok());
       std::vector<uint8_t> expected(mapping_->size(), 0xAB);
       const uint64_t block = kept > 4 ? 2 : 6;
       for (const LayerSchema& layer : schema.groups[0].layers) {

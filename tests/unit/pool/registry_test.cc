@@ -529,7 +529,7 @@ TEST_F(RegistryTest, AHoldMayOutliveTheRegistry) {
   registry_.reset();
   EXPECT_EQ(calls, 1);
   EXPECT_TRUE(hold->Health().ok());
-  hold->ZeroTail(1);
+  EXPECT_TRUE(hold->ZeroTail(1).ok());
 }
 
 TEST_F(RegistryTest, DescribesPools) {
@@ -567,7 +567,9 @@ TEST(RegistryThreads, NothingIsLeftAfterARush) {
         if (hold.ok()) {
           ++held;
           (*hold)->OnLost([](const absl::Status&) {});
-          if (t == 0) (*hold)->ZeroTail(7);
+          if (t == 0) {
+            EXPECT_TRUE((*hold)->ZeroTail(7).ok());
+          }
           (void)(*hold)->Health();
         }
         auto stream = registry->OpenHold(kMe, handle->pool_id, 1, [](const std::string&) {});

@@ -65,6 +65,26 @@ TEST(SchemaFromProto, TakesEveryField) {
   EXPECT_EQ(schema->generations->offset_bytes, 9u);
 }
 
+TEST(SchemaFromProto, TakesMemoryOfGpus) {
+  v1::PoolSchema proto = GoodSchema();
+  v1::CudaIpcSegment* ipc = proto.mutable_segments(0)->mutable_cuda_ipc();
+  ipc->set_handle(std::string(64, '\0'));
+  ipc->set_device_uuid("GPU-1");
+  ipc->set_offset_bytes(512);
+  ipc->set_size_bytes(4096);
+  auto schema = SchemaFromProto(proto);
+  ASSERT_TRUE(schema.ok()) << schema.status();
+  EXPECT_EQ(schema->segments[0].kind, SegmentSpec::Kind::kCudaIpc);
+  EXPECT_EQ(schema->segments[0].name, std::string(64, '\0'));
+  EXPECT_EQ(schema->segments[0].device, "GPU-1");
+  EXPECT_EQ(schema->segments[0].offset_bytes, 512u);
+  proto.mutable_segments(0)->mutable_daemon_owned()->set_device("GPU-1");
+  schema = SchemaFromProto(proto);
+  ASSERT_TRUE(schema.ok()) << schema.status();
+  EXPECT_EQ(schema->segments[0].kind, SegmentSpec::Kind::kDaemonOwned);
+  EXPECT_EQ(schema->segments[0].device, "GPU-1");
+}
+
 TEST(SchemaFromProto, RefusesWhatThisVersionDoesNotTake) {
   const auto with = [](auto change) {
     v1::PoolSchema schema = GoodSchema();
@@ -77,9 +97,7 @@ TEST(SchemaFromProto, RefusesWhatThisVersionDoesNotTake) {
   }
   EXPECT_ERROR(with([](auto* s) { s->mutable_groups(0)->set_kind(v1::GROUP_KIND_OPAQUE_STATE); }), kUnimplemented,
                "UNSUPPORTED_GROUP");
-  EXPECT_ERROR(with([](auto* s) { s->mutable_segments(0)->mutable_cuda_ipc(); }), kUnimplemented, "CUDA_NOT_AVAILABLE");
-  EXPECT_ERROR(with([](auto* s) { s->mutable_segments(0)->mutable_daemon_owned()->set_device("cuda:0"); }),
-               kUnimplemented, "CUDA_NOT_AVAILABLE");
+  EXPECT_ERROR(with([](auto* s) { s->mutable_segments(0)->mutable_cuda_ipc(); }), kInvalidArgument, "INVALID_SCHEMA");
   EXPECT_TRUE(with([](auto* s) { s->mutable_segments(0)->mutable_daemon_owned()->set_device("host"); }).ok());
 }
 
@@ -156,6 +174,82 @@ TEST(PolicyFromProto, TakesEveryField) {
   EXPECT_EQ(policy->scores, (std::vector<float>{1, 2}));
   EXPECT_TRUE(policy->scores_per_layer && policy->strict_budget && policy->payload_only);
   EXPECT_EQ(policy->sinks, 0u);
+}
+
+TEST(PolicyFromProto, QueriesAreASourceOfImportance) {
+  v1::Policy proto;
+  proto.mutable_importance()->mutable_queries()->add_positions(3);
+  auto policy = PolicyFromProto(proto, Policy());
+  ASSERT_TRUE(policy.ok()) << policy.status();
+  EXPECT_EQ(policy->importance, ImportanceSource::kRecentQueries);
+  proto.mutable_importance()->set_source(v1::IMPORTANCE_SOURCE_RECENT_QUERIES);
+  proto.mutable_importance()->clear_queries();
+  policy = PolicyFromProto(proto, Policy());
+  ASSERT_TRUE(policy.ok()) << "a layer-wise source has them later";
+  EXPECT_EQ(policy->importance, ImportanceSource::kRecentQueries);
+  proto.mutable_importance()->mutable_queries()->add_positions(3);
+  proto.mutable_importance()->add_scores(1);
+  EXPECT_ERROR(PolicyFromProto(proto, Policy()).status(), kInvalidArgument, "INVALID_POLICY");
+}
+
+TEST(QueriesFromProto, TakesEveryFieldAndRefusesOtherTypes) {
+  v1::RecentQueries proto;
+  EXPECT_ERROR(QueriesFromProto(proto).status(), kInvalidArgument, "INVALID_QUERIES");
+  proto.set_data_type(v1::DATA_TYPE_FLOAT8_E4M3);
+  EXPECT_ERROR(QueriesFromProto(proto).status(), kInvalidArgument, "INVALID_QUERIES");
+  proto.set_data_type(v1::DATA_TYPE_BFLOAT16);
+  proto.add_positions(7);
+  v1::LayerQueries* layer = proto.add_layers();
+  layer->set_layer(5);
+  layer->set_queries("abc");
+  layer->set_query_heads(6);
+  layer->set_softmax_scale(0.5);
+  layer->set_logit_soft_cap(30);
+  layer->set_window_tokens(512);
+  const auto queries = QueriesFromProto(proto);
+  ASSERT_TRUE(queries.ok()) << queries.status();
+  EXPECT_EQ((*queries)->dtype, DType::kBFloat16);
+  EXPECT_EQ((*queries)->positions, std::vector<uint32_t>{7});
+  const LayerQueries& got = (*queries)->layers.at(0);
+  EXPECT_EQ(got.layer, 5u);
+  EXPECT_EQ(got.words, "abc");
+  EXPECT_EQ(got.query_heads, 6u);
+  EXPECT_EQ(got.softmax_scale, 0.5f);
+  EXPECT_EQ(got.soft_cap, 30.0f);
+  EXPECT_EQ(got.window, 512u);
+  for (int i = 0; i < kMaxLayers; ++i) proto.add_layers();
+  EXPECT_ERROR(QueriesFromProto(proto).status(), kInvalidArgument, "INVALID_QUERIES");
+}
+
+TEST(ProfileOf, IsThatOfThePoolsModelForItsLayers) {
+  ProfileFile file;
+  file.name = "file";
+  file.model = "m";
+  file.k_weight = 2;
+  file.k_errors = {{"Q4", 0.5}};
+  file.v_errors = {{"Q2", 0.25}};
+  file.layer_weights = {10, 11, 12, 13};
+  PoolSchema schema;
+  schema.model = "m";
+  std::vector<PlanLayer> layers(3);
+  layers[0].layer = 1;
+  layers[1].layer = 3;
+  layers[2].layer = 4;  // the file does not know it
+  const ModelProfile profile = ProfileOf({file}, schema, layers);
+  EXPECT_EQ(profile.name, "file");
+  EXPECT_EQ(profile.k_weight, 2);
+  EXPECT_EQ(profile.k_errors[static_cast<size_t>(Tier::kQ4)], 0.5);
+  EXPECT_EQ(profile.k_errors[static_cast<size_t>(Tier::kQ2)], 0);
+  EXPECT_EQ(profile.v_errors[static_cast<size_t>(Tier::kQ2)], 0.25);
+  EXPECT_EQ(profile.layer_weights, (std::vector<float>{11, 13, 1}));
+  EXPECT_TRUE(profile.layer_budgets.empty());
+  Policy policy;
+  policy.profile = profile;
+  EXPECT_TRUE(CheckPolicy(policy, 10, 3).ok());
+  schema.model = "other";
+  const ModelProfile none = ProfileOf({file}, schema, layers);
+  EXPECT_EQ(none.name, "default");
+  EXPECT_EQ(none.k_weight, ModelProfile().k_weight);
 }
 
 TEST(PolicyFromProto, RefusesUnknownValues) {

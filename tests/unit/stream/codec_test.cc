@@ -5,6 +5,8 @@
 #include <limits>
 #include <random>
 
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
 #include "server/base/status.h"
 #include "server/stream/data_codec.h"
 #include "server/stream/frame_codec.h"
@@ -177,9 +179,14 @@ TEST(FrameCodec, RefusesStatesThatAreNotTerminal) {
   receipt.state = TransferState::kVerifying;
   EXPECT_EQ(FieldOf(FrameFromProto(FrameToProto(receipt))), "receipt.state");
   receipt.state = TransferState::kFailed;
-  receipt.code = 17;
-  EXPECT_EQ(FieldOf(FrameFromProto(FrameToProto(receipt))), "receipt.code");
+  for (const int32_t code : {-1, 0, 17}) {
+    receipt.code = code;
+    EXPECT_EQ(FieldOf(FrameFromProto(FrameToProto(receipt))), "receipt.code") << code;
+  }
+  receipt.state = TransferState::kCommitted;
   receipt.code = 5;
+  EXPECT_EQ(FieldOf(FrameFromProto(FrameToProto(receipt))), "receipt.code") << "a commit that is an error";
+  receipt.state = TransferState::kFailed;
   receipt.first_layer_ready_seconds = std::numeric_limits<double>::quiet_NaN();
   EXPECT_EQ(FieldOf(FrameFromProto(FrameToProto(receipt))), "receipt.first_layer_ready_seconds");
   receipt.first_layer_ready_seconds = 0;
@@ -191,12 +198,29 @@ TEST(FrameCodec, RefusesStatesThatAreNotTerminal) {
   CancelFrame cancel;
   cancel.cause = TransferState::kCommitted;
   EXPECT_EQ(FieldOf(FrameFromProto(FrameToProto(cancel))), "cancel.cause");
+  cancel.cause = TransferState::kFailed;
+  for (const int32_t code : {-1, 0, 17}) {
+    cancel.code = code;
+    EXPECT_EQ(FieldOf(FrameFromProto(FrameToProto(cancel))), "cancel.code") << code;
+  }
   EXPECT_EQ(FieldOf(FrameFromProto(v1::ControlFrame())), "frame");
   EXPECT_EQ(FieldOf(FrameFromProto(FrameToProto(CreditFrame{0}))), "credit.credits");
 }
 
+// What a peer says is shown to workers and administrators.
+TEST(FrameCodec, WordsOfAPeerMayBeShown) {
+  const std::string bad = "a\n2026-01-01T00:00:00Z error forged \x1b[2J", shown = "a?2026-01-01T00:00:00Z error forged ?[2J";
+  const auto cancel = std::get<CancelFrame>(RoundTrip(CancelFrame{TransferState::kFailed, 14, bad, bad}));
+  EXPECT_EQ(cancel.reason, shown);
+  EXPECT_EQ(cancel.message, shown);
+  const auto receipt = std::get<ReceiptFrame>(RoundTrip(ReceiptFrame{TransferState::kFailed, 14, bad, bad}));
+  EXPECT_EQ(receipt.reason, shown);
+  EXPECT_EQ(receipt.message, shown);
+}
+
 TEST(FrameCodec, CutsLongTextBetweenCharacters) {
   CancelFrame cancel;
+  cancel.code = 1;
   cancel.message = std::string(1023, 'x') + "\xc3\xa9";  // the last character straddles the bound
   const auto back = std::get<CancelFrame>(RoundTrip(cancel));
   EXPECT_EQ(back.message, std::string(1023, 'x'));
@@ -311,6 +335,22 @@ TEST(StatusCodec, StaysInsideTrailersAndTextBounds) {
   EXPECT_EQ(ReasonOf(got), "BIG");
   EXPECT_EQ(std::string(got.message()).substr(0, 10), "bad ? byte");
   EXPECT_GE(MetadataOf(got).size(), 10u);
+}
+
+TEST(StatusCodec, TextMayBeShown) {
+  google::rpc::ErrorInfo info;
+  info.set_reason("SOME_REASON");
+  info.set_domain("spectrumkv");
+  (*info.mutable_metadata())["fi\neld"] = "\x1b[2J";
+  google::rpc::Status details;
+  details.add_details()->PackFrom(info);
+  const absl::Status got =
+      FromGrpcStatus(grpc::Status(grpc::StatusCode::INTERNAL, "a\r\nb", details.SerializeAsString()));
+  EXPECT_EQ(got.message(), "a??b");
+  EXPECT_EQ(MetadataOf(got), (Metadata{{"fi?eld", "?[2J"}}));
+  const grpc::Status wire = ToGrpcStatus(MakeError(absl::StatusCode::kNotFound, "R", "no\tsuch \x7f", {{"v", "\n"}}));
+  EXPECT_EQ(wire.error_message(), "no?such ?");
+  EXPECT_EQ(MetadataOf(FromGrpcStatus(wire)), (Metadata{{"v", "?"}}));
 }
 
 TEST(StatusCodec, IgnoresDetailsThatAreNotOurs) {

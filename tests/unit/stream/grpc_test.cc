@@ -2,13 +2,16 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <future>
+#include <set>
 #include <sstream>
 #include <thread>
 
@@ -45,6 +48,26 @@ int ConnectionsOf(int port) {
       const size_t colon = local.find(':');
       if (colon == std::string::npos || state != "01") continue;
       if (std::stoi(local.substr(colon + 1), nullptr, 16) == port) ++found;
+    }
+  }
+  return found;
+}
+
+// Of the connections of this process, at either end of which is `port`: after how many ms without an acknowledgement the
+// kernel breaks them off.
+std::multiset<unsigned> UserTimeoutsMs(int port) {
+  std::multiset<unsigned> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::stoi(entry.path().filename());
+    for (const auto name : {&getsockname, &getpeername}) {
+      sockaddr_in6 end{};  // gRPC's sockets are IPv6 ones
+      socklen_t length = sizeof end;
+      unsigned timeout_ms = 0;
+      socklen_t timeout_length = sizeof timeout_ms;
+      if (getpeername(fd, reinterpret_cast<sockaddr*>(&end), &length) != 0) break;  // no connection
+      length = sizeof end;
+      if (name(fd, reinterpret_cast<sockaddr*>(&end), &length) != 0 || ntohs(end.sin6_port) != port) continue;
+      if (getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, &timeout_length) == 0) found.insert(timeout_ms);
     }
   }
   return found;
@@ -107,6 +130,22 @@ TEST_F(GrpcTest, APeerThatWasGivenUpGetsNewConnections) {
   EXPECT_TRUE(WaitUntil([&] { return ConnectionsOf(server_->port()) == 2; })) << "and end with their streams";
 }
 
+// Or they would hang in TCP's back-off long after the network is well again, and whoever dials on them with them.
+TEST_F(GrpcTest, ConnectionsThatDeliverNothingAreBrokenOffByBothEnds) {
+  PeerServerOptions served;
+  served.undelivered_timeout_ms = 1234;
+  StartServer(served);
+  GrpcTransportOptions options;
+  options.undelivered_timeout_ms = 2345;
+  auto transport = NewTransport(options);
+  auto control_listener = std::make_shared<Recorder>(), data_listener = std::make_shared<Recorder>();
+  auto control = transport->OpenControl(server_->address(), control_listener);
+  auto data = transport->OpenData(server_->address(), OpenOf(0), data_listener);
+  ASSERT_NE(acceptor_.WaitControl().stream, nullptr);
+  ASSERT_NE(acceptor_.WaitData(0).stream, nullptr);
+  EXPECT_EQ(UserTimeoutsMs(server_->port()), (std::multiset<unsigned>{1234, 1234, 2345, 2345}));
+}
+
 TEST_F(GrpcTest, ConnectionsAreBounded) {
   StartServer();
   GrpcTransportOptions options;
@@ -152,7 +191,7 @@ TEST_F(GrpcTest, UnreachablePeersAreToldInTime) {
     for (Recorder* recorder : {control.get(), data.get()}) {
       const absl::Status status = recorder->WaitClosed();
       EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << address << ": " << status;
-      EXPECT_EQ(ReasonOf(status), "PEER_UNREACHABLE") << address << ": " << status;
+      EXPECT_EQ(ReasonOf(status), address == closed_port ? kNobodyListens : "PEER_UNREACHABLE") << address << ": " << status;
     }
     EXPECT_LT(MsSince(begin), 3000) << address;
     EXPECT_TRUE(WaitUntil([&] { return unsent == 1; })) << unsent;
@@ -174,7 +213,7 @@ TEST_F(GrpcTest, ServerRestartsOnItsPortAndIsFoundAtOnce) {
     EXPECT_EQ(listener->WaitClosed().code(), absl::StatusCode::kUnavailable);
     auto lost = std::make_shared<Recorder>();
     auto nothing = transport->OpenControl(options.listen_address, lost);
-    EXPECT_EQ(ReasonOf(lost->WaitClosed()), "PEER_UNREACHABLE");
+    EXPECT_EQ(ReasonOf(lost->WaitClosed()), kNobodyListens);
     StartServer(options);
   }
 }

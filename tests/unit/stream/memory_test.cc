@@ -82,6 +82,25 @@ TEST_F(MemoryFaults, Corrupt) {
   fault.mask = 0x40;
   EXPECT_EQ(SendSix(fault), (Got{0, 1, 0x42, 3, 4, 5}));
 }
+TEST_F(MemoryFaults, Truncate) {
+  size_t round = 0;
+  for (const size_t left : {0, 1, 3, 9}) {
+    network_.SetFaultHook([left](const FaultPoint&) { return Fault{Kind::kTruncate, 0, 1, left}; });
+    auto listener = std::make_shared<Recorder>();
+    auto data = transport_->OpenData("decode", OpenOf(5), listener);
+    Slot slot = pool_.TryAcquire();
+    for (uint8_t i = 0; i < 10; ++i) slot.data()[i] = i;
+    data->SendChunk({std::move(slot), 10, {}, nullptr}, [this](bool sent) { sent ? ++sent_ : ++unsent_; });
+    data->Close(absl::OkStatus());
+    executor_.RunAll();
+    const auto kept = acceptor_.WaitData(round++).listener->kept();
+    ASSERT_EQ(kept.size(), 1u);
+    ASSERT_EQ(kept[0].size(), left);
+    for (size_t i = 0; i < left; ++i) EXPECT_EQ(kept[0][i], i);
+  }
+  EXPECT_EQ(sent_, 4) << "the sender believes that all was sent";
+  EXPECT_EQ(pool_.used(), 0u);
+}
 TEST_F(MemoryFaults, HoldReorders) {
   Fault fault{Kind::kHold};
   fault.behind = 2;
@@ -124,6 +143,21 @@ TEST_F(MemoryFaults, ACorruptFrameClosesTheStream) {
   EXPECT_EQ(acceptor_.WaitControl().listener->frames().size(), 1u);
 }
 
+TEST_F(MemoryFaults, ACutFrameClosesTheStream) {
+  size_t round = 0;
+  for (const size_t left : {0, 1, 2, 3}) {
+    network_.SetFaultHook([left](const FaultPoint& point) {
+      return point.index == 1 ? Fault{Kind::kTruncate, 0, 1, left} : Fault{};
+    });
+    auto listener = std::make_shared<Recorder>();
+    auto stream = transport_->OpenControl("decode", listener);
+    for (uint32_t i = 1; i <= 3; ++i) stream->Send(CreditFrame{i});
+    executor_.RunAll();
+    EXPECT_EQ(ReasonOf(listener->WaitClosed(0)), "MALFORMED_FRAME") << left;
+    EXPECT_EQ(acceptor_.WaitControl(round++).listener->frames().size(), 1u) << left;
+  }
+}
+
 TEST_F(MemoryFaults, SeveralEndsAndUnknownOnes) {
   RecordingAcceptor other;
   network_.AddEnd("other", &other);
@@ -135,7 +169,7 @@ TEST_F(MemoryFaults, SeveralEndsAndUnknownOnes) {
   executor_.RunAll();
   EXPECT_EQ(other.WaitControl().listener->frames().size(), 1u);
   EXPECT_EQ(other.WaitControl().stream->peer(), "prefill");
-  EXPECT_EQ(ReasonOf(to_nobody->WaitClosed(0)), "PEER_UNREACHABLE");
+  EXPECT_EQ(ReasonOf(to_nobody->WaitClosed(0)), kNobodyListens);
   network_.RemoveEnd("other");
   executor_.RunAll();
   EXPECT_EQ(ReasonOf(to_other->WaitClosed(0)), "PEER_GONE");

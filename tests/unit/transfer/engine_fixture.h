@@ -13,6 +13,7 @@
 #include "kernels/cpu/cpu_backends.h"
 #include "server/base/ids.h"
 #include "server/base/status.h"
+#include "server/memory/device.h"
 #include "server/stream/memory_transport.h"
 #include "server/transfer/transfer_manager.h"
 #include "tests/unit/base/me.h"
@@ -30,6 +31,7 @@ struct PoolLayout {
   uint64_t num_blocks = 32;
   bool heads_first = false;  // HND
   bool generations = false;
+  std::string device;  // uuid
 };
 
 inline PoolSchema MakeSchema(const PoolLayout& layout) {
@@ -71,6 +73,7 @@ inline PoolSchema MakeSchema(const PoolLayout& layout) {
   SegmentSpec segment;
   segment.kind = SegmentSpec::Kind::kDaemonOwned;
   segment.size_bytes = at;
+  segment.device = layout.device;
   schema.segments = {segment};
   return schema;
 }
@@ -152,7 +155,10 @@ class GatedBackend final : public ForwardingBackend {
 
 struct EngineSettings {
   size_t slots = 8;
+  gpu::Runtime* runtime = nullptr;  // none: no GPUs
   TransferOptions options;
+  const Backend* backend = ScalarBackend();
+  uint64_t reconstruction_chunks = 0;  // see Metrics
 };
 
 // One daemon's engine: pool registry, slots, executors, manager.
@@ -165,11 +171,16 @@ class Engine {
         compute_(std::make_unique<ThreadPool>(2)),
         send_slots_(settings.slots, 2 << 20),
         receive_slots_(settings.slots, 2 << 20, SlotPool::Backing::kNone),
-        backend_(ScalarBackend()) {
+        backend_(settings.backend),
+        metrics_({"test", "test", "test"}, settings.reconstruction_chunks) {
     PoolLimits limits;
     limits.max_owned_bytes = uint64_t{1} << 30;
     limits.max_chunk_bytes = 2 << 20;
-    pools_ = PoolRegistry::Create(limits, epoch, clock_.get(), {});
+    if (settings.runtime != nullptr) {
+      devices_ = Devices::Find(settings.runtime, {});
+      devices_->PinWhenUsed(send_slots_.memory().first, send_slots_.memory().second);
+    }
+    pools_ = PoolRegistry::Create(limits, epoch, clock_.get(), {}, devices_.get());
     settings.options.epoch = epoch;
     transport_ = network->TransportOf(name);
     TransferParts parts;
@@ -201,12 +212,13 @@ class Engine {
     EXPECT_EQ(send_slots_.used(), 0u) << name_ << ": a send slot leaked";
     EXPECT_EQ(receive_slots_.used(), 0u) << name_ << ": a receive slot leaked";
     pools_.reset();
+    devices_.reset();
     clock_.reset();
   }
 
   std::string AddPool(const PoolLayout& layout) { return AddPool(MakeSchema(layout)); }
   std::string AddPool(const PoolSchema& schema) {
-    absl::StatusOr<PoolHandle> handle = pools_->Register(kMe, RandomHex(8), schema, 60000);
+    absl::StatusOr<PoolHandle> handle = pools_->Register(kMe, RandomHex(8), schema, /*lease_ttl_ms=*/600000);
     EXPECT_TRUE(handle.ok()) << handle.status();
     return handle.ok() ? handle->pool_id : "";
   }
@@ -233,6 +245,7 @@ class Engine {
   TransferManager& manager() { return *manager_; }
   GatedBackend& backend() { return backend_; }
   Metrics& metrics() { return metrics_; }
+  Devices* devices() { return devices_.get(); }
   SlotPool& receive_slots() { return receive_slots_; }
 
  private:
@@ -243,6 +256,7 @@ class Engine {
   SlotPool send_slots_, receive_slots_;
   GatedBackend backend_;
   Metrics metrics_;
+  std::unique_ptr<Devices> devices_;
   std::unique_ptr<PoolRegistry> pools_;
   MemoryNetwork* network_ = nullptr;
   std::unique_ptr<Transport> transport_;

@@ -31,6 +31,10 @@ class ForwardingBackend : public Backend {
               uint8_t* out) const override {
     inner_->Spread(dims, plane, centred, skip, workspace, out);
   }
+  void Attend(const ChunkDims& dims, const SourcePlane& k, uint32_t head, const AttendQueries& queries,
+              Workspace* workspace, float* out) const override {
+    inner_->Attend(dims, k, head, queries, workspace, out);
+  }
 
  private:
   const Backend* const inner_;

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("spectrumkv")
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 5.0
+_LONGEST_ASKED_S = 60.0
 
 
 class HoldThread:
@@ -56,6 +57,7 @@ class HoldThread:
 
     def _run(self) -> None:
         wait_s = _FIRST_WAIT_S
+        asked_s = 0.0  # by the daemon that would not register the pool again
         lost: schema_pb2.PoolRef | None = None
         while not self._stopped.is_set():
             ref = self._pool.ref
@@ -70,14 +72,16 @@ class HoldThread:
             if ref is not lost:  # once; while the daemon is away, the attempts to register again say how things stand
                 _log.warning("pool %s is no longer held: %s", ref.pool_id, why)
             lost = ref
-            if self._stopped.wait(wait_s):
+            if self._stopped.wait(max(wait_s, asked_s)):
                 return
+            asked_s = 0.0
             try:
                 if not self._pool.register_again(ref):
                     return
             except SpectrumKVError as error:
                 if self._pool.client.closed:
                     return
+                asked_s = min((error.retry_after_ms or 0) / 1000, _LONGEST_ASKED_S)
                 _log.warning("pool %s cannot be registered again yet: %s", ref.pool_id, error)
 
     def _hold(self, ref: schema_pb2.PoolRef) -> tuple[bool, str]:

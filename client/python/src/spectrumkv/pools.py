@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from spectrumkv.cuda import ExportedMemory
 from spectrumkv.errors import SpectrumKVError, rpc, rpc_errors
 from spectrumkv.generations import BlockGenerations
 from spectrumkv.groups import Group, block_runs
 from spectrumkv.hold import HoldThread
 from spectrumkv.segment import SHM_DIRECTORY, SharedSegment
+from spectrumkv.tensors import torch_view
 from spectrumkv.v1 import schema_pb2, worker_service_pb2
 
 if TYPE_CHECKING:
@@ -77,7 +80,7 @@ class Pool:
         request = worker_service_pb2.RegisterPoolRequest(
             request_id=str(uuid.uuid4()), schema=self.schema, lease_ttl_ms=self._wanted_ttl_ms
         )
-        response = rpc(self.client.worker.RegisterPool, request, self.client.timeout_s)
+        response = self.client.call(self.client.worker.RegisterPool, request)
         self.registrations += 1
         return response.pool, int(response.lease_ttl_ms)
 
@@ -91,17 +94,22 @@ class Pool:
                 self._ref, self.lease_ttl_ms = self._register()
             return True
 
+    @staticmethod
+    def forgotten(error: SpectrumKVError) -> bool:
+        """Whether the daemon says by this that it does not know the pool any more."""
+        return error.reason in _FORGOTTEN
+
     def call(self, method: Any, request: Any) -> Any:
         """Calls with request.pool set; once more after registering again where the daemon has forgotten the pool."""
         ref = self.ref
         request.pool.CopyFrom(ref)
         try:
-            return rpc(method, request, self.client.timeout_s)
+            return self.client.call(method, request)
         except SpectrumKVError as error:
-            if error.reason not in _FORGOTTEN or not self.register_again(ref):
+            if not self.forgotten(error) or not self.register_again(ref):
                 raise
         request.pool.CopyFrom(self.ref)
-        return rpc(method, request, self.client.timeout_s)
+        return self.client.call(method, request)
 
     def put(self, kv: NDArray[Any], blocks: Sequence[int], group: int = 0) -> int:
         """Writes whole blocks through the daemon; returns the bytes written.
@@ -261,6 +269,21 @@ class SharedMemoryPool(Pool):
         """Values of a layer (index in the model), no copy: [num_blocks, block_tokens, heads, head_dim]."""
         return self._plane(layer, 1)
 
+    def torch(self, group: int = 0) -> Any:
+        """kv() as a torch.Tensor of the group's dtype (bfloat16, too) over the same memory; see tensors.torch_view."""
+        return torch_view(self._views[group], self.groups[group].dtype)
+
+    def torch_k(self, layer: int) -> Any:
+        """k() as a torch.Tensor."""
+        return torch_view(self.k(layer), self._group_of(layer).dtype)
+
+    def torch_v(self, layer: int) -> Any:
+        """v() as a torch.Tensor."""
+        return torch_view(self.v(layer), self._group_of(layer).dtype)
+
+    def _group_of(self, layer: int) -> Group:
+        return next(group for group in self.groups if layer in group.layers)
+
     def _plane(self, layer: int, plane: int) -> NDArray[Any]:
         for group, view in zip(self.groups, self._views, strict=True):
             if layer in group.layers:
@@ -296,15 +319,51 @@ class SharedMemoryPool(Pool):
         self.segment.close()
 
 
+class CudaPool(Pool):
+    """A pool in GPU memory of this process; registered again by itself when the daemon restarts.
+
+    memories: where the groups lie, as cuda.export_memory tells: one for each group, or one for each layer of each group in
+    order (K and V of a layer in one allocation, as engines have it; the group's axes without L). They must stay allocated
+    until close() has returned.
+    """
+
+    _restorable = True
+
+    def __init__(
+        self, client: Client, groups: Sequence[Group], memories: Sequence[ExportedMemory], *, model: str,
+        revision: str = "", lease_ttl_ms: int = 0, tensor_parallel_rank: int = 0, tensor_parallel_size: int = 1,
+    ) -> None:  # fmt: skip
+        schema = schema_pb2.PoolSchema(
+            model=model, revision=revision, tensor_parallel_rank=tensor_parallel_rank,
+            tensor_parallel_size=tensor_parallel_size, segments=[memory.to_proto() for memory in memories],
+        )  # fmt: skip
+        layers = sum(len(group.layers) for group in groups)
+        if len(memories) == len(groups):
+            schema.groups.extend(group.to_proto(i, 0) for i, group in enumerate(groups))
+        elif len(memories) == layers:
+            segment = 0
+            for group in groups:
+                schema.groups.append(dataclasses.replace(group, layers=group.layers[:1]).to_proto(segment, 0))
+                for layer in group.layers[1:]:
+                    segment += 1
+                    alone = dataclasses.replace(group, layers=(layer,)).to_proto(segment, 0)
+                    schema.groups[-1].layers.extend(alone.layers)
+                segment += 1
+        else:
+            raise ValueError(f"{len(memories)} memories for {len(groups)} groups of {layers} layers: give one for each")
+        super().__init__(client, schema, groups, lease_ttl_ms)
+
+
 class DaemonOwnedPool(Pool):
     """A pool in memory of the daemon, written by put and read by get.
 
-    Its bytes end with the daemon: after a restart calls raise STALE_EPOCH; make a new pool.
+    Its bytes end with the daemon: after a restart calls raise STALE_EPOCH; make a new pool. device: uuid of the GPU it
+    lies on; empty: host memory.
     """
 
     def __init__(
         self, client: Client, groups: Sequence[Group], *, model: str, revision: str = "", lease_ttl_ms: int = 0,
-        tensor_parallel_rank: int = 0, tensor_parallel_size: int = 1,
+        tensor_parallel_rank: int = 0, tensor_parallel_size: int = 1, device: str = "",
     ) -> None:  # fmt: skip
         schema = schema_pb2.PoolSchema(
             model=model, revision=revision, tensor_parallel_rank=tensor_parallel_rank,
@@ -314,5 +373,6 @@ class DaemonOwnedPool(Pool):
         for group in groups:
             schema.groups.append(group.to_proto(0, size))
             size += -(-group.size_bytes // _GROUP_ALIGN) * _GROUP_ALIGN
-        schema.segments.add().daemon_owned.size_bytes = size
+        segment = schema.segments.add()
+        segment.daemon_owned.size_bytes, segment.daemon_owned.device = size, device
         super().__init__(client, schema, groups, lease_ttl_ms)

@@ -1,7 +1,10 @@
 // The codec as a seam: passes everything to a real backend, and lets a test change what it has encoded.
 #pragma once
 
+#include <atomic>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -15,16 +18,19 @@ class FaultyBackend final : public ForwardingBackend {
   using Spoil = std::function<void(uint8_t* bytes, uint64_t size)>;
 
   using ForwardingBackend::ForwardingBackend;
-  // Not while another thread encodes.
-  void SpoilEncoded(Spoil spoil) { spoil_ = std::move(spoil); }
-  // The next Encode says that its room was too small.
+  // An Encode that has begun may still call the one before.
+  void SpoilEncoded(Spoil spoil) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    spoil_ = spoil ? std::make_shared<const Spoil>(std::move(spoil)) : nullptr;
+  }
+  // The next Encode says that its room was too small. Not while another thread encodes.
   void OverflowOnce() { overflow_ = true; }
 
   EncodeResult Encode(const ChunkDims& dims, const ChunkIdentity& identity, const SourcePlane& k, const SourcePlane* v,
                       const uint8_t* tiers, Workspace* workspace, uint8_t* out, uint64_t capacity) const override {
-    if (std::exchange(overflow_, false)) return {};
+    if (overflow_.exchange(false)) return {};
     const EncodeResult result = ForwardingBackend::Encode(dims, identity, k, v, tiers, workspace, out, capacity);
-    if (spoil_ && result.chunk_bytes > 0) spoil_(out, result.chunk_bytes);
+    if (result.chunk_bytes > 0) DoSpoil(out, result.chunk_bytes);
     return result;
   }
   EncodeResult FrameRaw(const ChunkDims& dims, const ChunkIdentity& identity, const SourcePlane& k,
@@ -32,13 +38,23 @@ class FaultyBackend final : public ForwardingBackend {
     const EncodeResult result = ForwardingBackend::FrameRaw(dims, identity, k, v, head, words);
     uint64_t lent = 0;
     for (const Piece& piece : *words) lent += piece.size;
-    if (spoil_ && result.chunk_bytes > lent) spoil_(head, result.chunk_bytes - lent);
+    if (result.chunk_bytes > lent) DoSpoil(head, result.chunk_bytes - lent);
     return result;
   }
 
  private:
-  Spoil spoil_;
-  mutable bool overflow_ = false;
+  void DoSpoil(uint8_t* bytes, uint64_t size) const {
+    std::shared_ptr<const Spoil> spoil;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      spoil = spoil_;
+    }
+    if (spoil != nullptr) (*spoil)(bytes, size);
+  }
+
+  mutable std::mutex mutex_;
+  std::shared_ptr<const Spoil> spoil_;
+  mutable std::atomic<bool> overflow_{false};
 };
 
 }  // namespace spectrumkv

@@ -170,7 +170,8 @@ void Simulation::EnsurePools(SimEngine* engine) {
         SimPool::Register(engine->pools.get(), engine->epoch, source ? source_layout_ : target_layout_, 600000);
     SetMemoryFault(nullptr);
     if (fails) {
-      Note(call == MemoryCall::kMap ? "memory: a mapping is refused" : "memory: pages are refused");
+      Note(std::string(call == MemoryCall::kMap ? "memory: a mapping is refused" : "memory: pages are refused") +
+           (error == ENOSPC ? ", ENOSPC" : ", ENOMEM"));
       EXPECT_EQ(ReasonOf(registered.status()), "OUT_OF_MEMORY") << registered.status();
       EXPECT_EQ(engine->pools->List().size(), known);
       EXPECT_EQ(LiveMappings(), mapped);

@@ -1,0 +1,81 @@
+// What one job needs in a lane's memory: parts that are laid out once, at the same offsets in pinned memory of the host
+// and in memory of the device, and copied between the two as a whole or in part.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "server/memory/device.h"
+
+namespace spectrumkv {
+
+// Take all parts, Map, use. Of one job; nothing is queued on the lane when it is mapped.
+class LaneMemory {
+ public:
+  struct Part {
+    size_t offset = 0, bytes = 0;
+  };
+  Part Take(size_t bytes) {
+    const Part part{bytes_, bytes};
+    bytes_ += (bytes + kAlign - 1) / kAlign * kAlign;
+    return part;
+  }
+
+  // False where there is no memory: the lane's Finish says so.
+  [[nodiscard]] bool Map(DeviceLane* lane) {
+    lane_ = lane;
+    host_ = lane->Pinned(bytes_);
+    device_ = lane->OnDevice(bytes_);
+    return host_ != nullptr && device_ != nullptr;
+  }
+
+  // REQUIRES of all: mapped.
+  template <typename T = uint8_t>
+  T* host(const Part& part) const {
+    return reinterpret_cast<T*>(host_ + part.offset);
+  }
+  template <typename T = uint8_t>
+  T* device(const Part& part) const {
+    return reinterpret_cast<T*>(device_ + part.offset);
+  }
+  // Queued: everything from the first part to the last, in one copy.
+  void Upload(const Part& first, const Part& last) { CopyParts(device_, host_, first, last); }
+  void Download(const Part& first, const Part& last) { CopyParts(host_, device_, first, last); }
+
+ private:
+  static constexpr size_t kAlign = 256;
+  void CopyParts(uint8_t* to, const uint8_t* from, const Part& first, const Part& last) {
+    lane_->Copy(to + first.offset, from + first.offset, last.offset + last.bytes - first.offset);
+  }
+  size_t bytes_ = 0;
+  DeviceLane* lane_ = nullptr;
+  uint8_t* host_ = nullptr;
+  uint8_t* device_ = nullptr;
+};
+
+// Tokens in the memory of a GPU, one address for each, as BlockHold::FillRows gives them.
+struct DeviceRows {
+  uint8_t* const* rows = nullptr;
+  int64_t token_stride_bytes = 0;  // inside of a block
+  int64_t head_stride_bytes = 0;
+  int64_t dim_stride_bytes = 0;
+};
+
+// Bytes that the runs of so many tokens may take.
+inline size_t RunsBytes(uint32_t tokens) { return tokens * sizeof(gpu::TokenRun); }
+
+// The plane of a job; its runs are written to runs.host and read from runs.device once they have been uploaded.
+inline gpu::DevicePlane PlaneOf(const DeviceRows& rows, uint32_t tokens, const LaneMemory& memory,
+                                const LaneMemory::Part& runs) {
+  gpu::DevicePlane plane;
+  plane.base = rows.rows[0];
+  plane.runs = memory.device<gpu::TokenRun>(runs);
+  plane.run_count =
+      gpu::RunsOf(rows.rows, tokens, plane.base, rows.token_stride_bytes, memory.host<gpu::TokenRun>(runs));
+  plane.token_stride_bytes = rows.token_stride_bytes;
+  plane.head_stride_bytes = rows.head_stride_bytes;
+  plane.dim_stride_bytes = rows.dim_stride_bytes;
+  return plane;
+}
+
+}  // namespace spectrumkv

@@ -1,0 +1,48 @@
+// Recent queries of a transfer and what they attend to in its source, in pieces that several threads take.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "server/encode/encode.h"
+#include "server/scan/attention.h"
+
+namespace spectrumkv {
+
+// One layer's among those that came together.
+struct QueriesOfLayer {
+  std::shared_ptr<const RecentQueries> all;
+  size_t entry = 0;
+};
+// By index of the layer among `layers`. REQUIRES: CheckQueries accepted them.
+std::map<uint32_t, QueriesOfLayer> QueriesByLayer(std::shared_ptr<const RecentQueries> queries,
+                                                  const std::vector<PlanLayer>& layers);
+
+// CheckQueriesOf, for the tokens of `source`. UNIMPLEMENTED QUERIES_ON_DEVICE where its keys are in a GPU's memory.
+absl::Status CheckQueriesFor(const BlockHold& source, const Policy& policy, const RecentQueries* queries,
+                             const std::vector<PlanLayer>& layers, bool layerwise);
+
+class AttentionWork {
+ public:
+  void Add(std::unique_ptr<LayerAttention> layer);
+
+  // One for each KV head of each layer; layers one after the other, so that few are under way at a time.
+  size_t jobs() const { return jobs_.size(); }
+  // Thread-safe for different jobs. REQUIRES: `source` keeps all tokens.
+  void Run(size_t job, const Backend& backend, const EncodeSource& source);
+  // REQUIRES: every job has run.
+  void MoveTo(AttentionScores* scores);
+
+ private:
+  struct Job {
+    size_t layer;
+    uint32_t head;
+  };
+  std::vector<std::unique_ptr<LayerAttention>> layers_;
+  std::vector<std::vector<float>> scores_;
+  std::vector<Job> jobs_;
+};
+
+}  // namespace spectrumkv

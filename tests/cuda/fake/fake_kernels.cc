@@ -1,0 +1,58 @@
+#include "tests/cuda/fake/fake_kernels.h"
+
+#include <mutex>
+#include <utility>
+
+#include "kernels/cuda/jobs.h"
+#include "tests/cuda/shim/cuda_shim.h"
+// Behind the shim:
+#include "kernels/cuda/pipeline.cuh"
+
+namespace spectrumkv::testing {
+namespace {
+
+std::mutex shared_memory_mutex;
+
+shim::Launcher LauncherFor(std::vector<shim::Range> memory) {
+  return shim::Launcher(shim::Options{shim::Order::kForward, 1, std::move(memory)});
+}
+
+}  // namespace
+
+const char* CheckJob(const gpu::EncodeJob& job, const void* workspace, size_t workspace_bytes) {
+  return gpu::Check(job, workspace, workspace_bytes);
+}
+const char* CheckJob(const gpu::DecodeJob& job, const void* workspace, size_t workspace_bytes) {
+  return gpu::Check(job, workspace, workspace_bytes);
+}
+const char* CheckJob(const gpu::ScanJob& job) { return gpu::Check(job); }
+const char* CheckJob(const gpu::SpreadJob& job) { return gpu::Check(job); }
+const char* CheckJob(const gpu::ZeroJob& job) { return gpu::Check(job); }
+
+void RunOnShim(const gpu::EncodeJob& job, void* workspace, std::vector<shim::Range> memory) {
+  std::lock_guard<std::mutex> lock(shared_memory_mutex);
+  shim::Launcher launch = LauncherFor(std::move(memory));
+  gpu::RunEncode(job, workspace, launch);
+}
+void RunOnShim(const gpu::DecodeJob& job, void* workspace, std::vector<shim::Range> memory) {
+  std::lock_guard<std::mutex> lock(shared_memory_mutex);
+  shim::Launcher launch = LauncherFor(std::move(memory));
+  gpu::RunDecode(job, workspace, launch);
+}
+void RunOnShim(const gpu::ScanJob& job, std::vector<shim::Range> memory) {
+  std::lock_guard<std::mutex> lock(shared_memory_mutex);
+  shim::Launcher launch = LauncherFor(std::move(memory));
+  gpu::RunScan(job, launch);
+}
+void RunOnShim(const gpu::SpreadJob& job, std::vector<shim::Range> memory) {
+  std::lock_guard<std::mutex> lock(shared_memory_mutex);
+  shim::Launcher launch = LauncherFor(std::move(memory));
+  gpu::RunSpread(job, launch);
+}
+void RunOnShim(const gpu::ZeroJob& job, std::vector<shim::Range> memory) {
+  std::lock_guard<std::mutex> lock(shared_memory_mutex);
+  shim::Launcher launch = LauncherFor(std::move(memory));
+  gpu::RunZero(job, launch);
+}
+
+}  // namespace spectrumkv::testing

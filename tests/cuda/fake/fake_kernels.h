@@ -1,0 +1,25 @@
+// The kernels on the shim, one job at a time in the process: their shared memory is static.
+#pragma once
+
+#include <vector>
+
+#include "kernels/cuda/codec.h"
+#include "tests/cuda/shim/block.h"
+
+namespace spectrumkv::testing {
+
+// As kernels/cuda/jobs.h: the name of the field that is wrong, or null.
+const char* CheckJob(const gpu::EncodeJob& job, const void* workspace, size_t workspace_bytes);
+const char* CheckJob(const gpu::DecodeJob& job, const void* workspace, size_t workspace_bytes);
+const char* CheckJob(const gpu::ScanJob& job);
+const char* CheckJob(const gpu::SpreadJob& job);
+const char* CheckJob(const gpu::ZeroJob& job);
+
+// Throw shim::Fault. The kernels may touch `memory` and nothing else.
+void RunOnShim(const gpu::EncodeJob& job, void* workspace, std::vector<shim::Range> memory);
+void RunOnShim(const gpu::DecodeJob& job, void* workspace, std::vector<shim::Range> memory);
+void RunOnShim(const gpu::ScanJob& job, std::vector<shim::Range> memory);
+void RunOnShim(const gpu::SpreadJob& job, std::vector<shim::Range> memory);
+void RunOnShim(const gpu::ZeroJob& job, std::vector<shim::Range> memory);
+
+}  // namespace spectrumkv::testing

@@ -1,0 +1,223 @@
+// Whole daemons with pools on GPUs. The first group drives daemons whose GPUs are not there (tests/cuda/fake); the worker
+// is this process, whose "GPU memory" the daemons open by its handle. The second asks a real spectrumkvd on this machine.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <set>
+#include <thread>
+
+#include "tests/cuda/fake/fake_runtime.h"
+#include "tests/integration/rpc_fixture.h"
+
+namespace spectrumkv {
+namespace {
+
+using testing::FakeExport;
+using testing::FakeRuntime;
+
+constexpr size_t kPoolBytes = size_t{2} * kPoolLayers * kPoolBlocks * kPoolBlockBytes;
+
+void SetIpc(const FakeExport& memory, const std::string& uuid, uint64_t offset, v1::MemorySegment* segment) {
+  v1::CudaIpcSegment* ipc = segment->mutable_cuda_ipc();
+  ipc->set_handle(memory.handle());
+  ipc->set_device_uuid(uuid);
+  ipc->set_offset_bytes(offset);
+  ipc->set_size_bytes(kPoolBytes);
+}
+
+class GpuDaemonTest : public RpcFixture {
+ protected:
+  static void SetUpTestSuite() {
+    setenv("SPECTRUMKVD", SPECTRUMKVD_FAKE_GPU_PATH, 1);
+    RpcFixture::SetUpTestSuite();
+  }
+  static void TearDownTestSuite() {
+    RpcFixture::TearDownTestSuite();  // exit code 0: no violation, nothing leaked
+    unsetenv("SPECTRUMKVD");
+  }
+
+  static grpc::Status Try(v1::WorkerService::Stub& worker, const v1::PoolSchema& schema, v1::PoolRef* pool) {
+    v1::RegisterPoolRequest request;
+    *request.mutable_schema() = schema;
+    v1::RegisterPoolResponse response;
+    const grpc::Status status = worker.RegisterPool(Context().get(), request, &response);
+    *pool = response.pool();
+    return status;
+  }
+  static v1::PoolRef RegisterIpc(v1::WorkerService::Stub& worker, const FakeExport& memory, int device,
+                                 uint64_t offset = 0) {
+    v1::PoolSchema schema = SmallPool();
+    SetIpc(memory, FakeRuntime::Uuid(device), offset, schema.mutable_segments(0));
+    v1::PoolRef pool;
+    EXPECT_RPC_OK(Try(worker, schema, &pool));
+    return pool;
+  }
+  static void Unregister(v1::WorkerService::Stub& worker, const v1::PoolRef& pool) {
+    v1::UnregisterPoolRequest request;
+    *request.mutable_pool() = pool;
+    v1::UnregisterPoolResponse response;
+    EXPECT_RPC_OK(worker.UnregisterPool(Context().get(), request, &response));
+  }
+  static v1::GetStatusResponse Status() {
+    v1::GetStatusResponse status;
+    EXPECT_RPC_OK(admin().GetStatus(Context().get(), v1::GetStatusRequest(), &status));
+    return status;
+  }
+  static v1::SendRequest SendRaw(const v1::PoolRef& pool, const std::string& id) {
+    v1::SendRequest send = SendOf(pool, id, decode().address("peer"));
+    send.mutable_policy()->set_allocator(v1::ALLOCATOR_RAW);
+    send.mutable_policy()->set_budget(1.1);
+    return send;
+  }
+};
+
+TEST_F(GpuDaemonTest, AWorkersGpuMemoryGoesToAnotherWorkersGpuMemory) {
+  FakeExport source = FakeExport::Memory(0, kPoolBytes + 512), target = FakeExport::Memory(1, kPoolBytes);
+  std::memset(source.data(), 0, source.bytes());
+  std::memset(target.data(), 0, target.bytes());
+  const v1::PoolRef from = RegisterIpc(prefill_worker(), source, 0, 512);
+  const v1::PoolRef to = RegisterIpc(decode_worker(), target, 1);
+  const std::string first = Fill(prefill_worker(), from, 7);
+  EXPECT_EQ(std::memcmp(source.data() + 512, first.data(), first.size()), 0) << "PutBlocks reach the worker's memory";
+
+  const std::string id = NewTransferId("gpu");
+  v1::ExpectResponse expected;
+  EXPECT_RPC_OK(decode_worker().Expect(Context().get(), ExpectOf(to, id), &expected));
+  v1::SendResponse sent;
+  EXPECT_RPC_OK(prefill_worker().Send(Context().get(), SendRaw(from, id), &sent));
+  const v1::TransferReport report = WaitEnd(decode_worker(), id);
+  EXPECT_EQ(report.state(), v1::TRANSFER_STATE_COMMITTED) << report.DebugString();
+  EXPECT_EQ(report.path(), "device");
+  EXPECT_EQ(report.backend(), "cuda");
+  const size_t token = kPoolBlockBytes / kPoolBlockTokens;
+  for (uint32_t tensor = 0; tensor < 2 * kPoolLayers; ++tensor) {
+    const size_t at = tensor * kPoolBlocks * kPoolBlockBytes;
+    EXPECT_EQ(std::memcmp(target.data() + at, source.data() + 512 + at, kTokens * token), 0) << "tensor " << tensor;
+  }
+  Unregister(prefill_worker(), from);
+  Unregister(decode_worker(), to);
+}
+
+TEST_F(GpuDaemonTest, NothingIsReadBeforeTheEventThatTheWorkerNamed) {
+  FakeExport source = FakeExport::Memory(0, kPoolBytes), written = FakeExport::Event(0);
+  std::memset(source.data(), 0, source.bytes());
+  const v1::PoolRef from = RegisterIpc(prefill_worker(), source, 0);
+  v1::PoolSchema owned = SmallPool();
+  owned.mutable_segments(0)->mutable_daemon_owned()->set_device(FakeRuntime::Uuid(1));
+  v1::PoolRef to;
+  EXPECT_RPC_OK(Try(decode_worker(), owned, &to));
+
+  const std::string id = NewTransferId("event");
+  v1::ExpectResponse expected;
+  EXPECT_RPC_OK(decode_worker().Expect(Context().get(), ExpectOf(to, id), &expected));
+  v1::SendRequest send = SendRaw(from, id);
+  send.set_written_event(written.handle());
+  v1::SendResponse sent;
+  EXPECT_RPC_OK(prefill_worker().Send(Context().get(), send, &sent));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  v1::GetTransferRequest get;
+  get.mutable_transfer()->set_transfer_id(id);
+  v1::GetTransferResponse got;
+  EXPECT_RPC_OK(prefill_worker().GetTransfer(Context().get(), get, &got));
+  EXPECT_EQ(got.report().chunks(), 0u) << "a chunk was coded before the event";
+  std::memset(source.data(), 0x3C, source.bytes());  // the writes that the event stands behind
+  written.Reach();
+  const v1::TransferReport report = WaitEnd(decode_worker(), id);
+  EXPECT_EQ(report.state(), v1::TRANSFER_STATE_COMMITTED) << report.DebugString();
+  v1::GetBlocksRequest read;
+  *read.mutable_pool() = to;
+  read.add_runs()->set_count(1);
+  const auto context = Context();
+  const auto reader = decode_worker().GetBlocks(context.get(), read);
+  v1::GetBlocksResponse blocks;
+  int seen = 0;
+  while (reader->Read(&blocks)) {
+    for (const v1::BlockData& block : blocks.blocks()) {
+      EXPECT_EQ(block.data(), std::string(kPoolBlockBytes, '\x3C'));
+      ++seen;
+    }
+  }
+  EXPECT_RPC_OK(reader->Finish());
+  EXPECT_EQ(seen, static_cast<int>(2 * kPoolLayers));
+  Unregister(prefill_worker(), from);
+  Unregister(decode_worker(), to);
+}
+
+TEST_F(GpuDaemonTest, AnAllocationIsOpenedOnceAndClosedWithItsLastPool) {
+  FakeExport memory = FakeExport::Memory(1, 2 * kPoolBytes);
+  const v1::PoolRef first = RegisterIpc(decode_worker(), memory, 1);
+  const v1::PoolRef second = RegisterIpc(decode_worker(), memory, 1, kPoolBytes);
+  EXPECT_EQ(Status().devices(1).imports(), 1u);
+  Unregister(decode_worker(), first);
+  EXPECT_EQ(Status().devices(1).imports(), 1u);
+  Unregister(decode_worker(), second);
+  EXPECT_EQ(Status().devices(1).imports(), 0u);
+  EXPECT_EQ(Status().devices_size(), 2);
+  EXPECT_EQ(Status().devices(0).uuid(), FakeRuntime::Uuid(0));
+  EXPECT_EQ(Status().no_device_reason(), "");
+}
+
+TEST_F(GpuDaemonTest, HandlesThatCannotBeUsedAreRefusedWithTheCause) {
+  FakeExport memory = FakeExport::Memory(1, kPoolBytes), dead = FakeExport::Memory(1, kPoolBytes);
+  dead.Die();
+  v1::PoolRef pool;
+  const auto with = [&](const std::function<void(v1::CudaIpcSegment*)>& change) {
+    v1::PoolSchema schema = SmallPool();
+    SetIpc(memory, FakeRuntime::Uuid(1), 0, schema.mutable_segments(0));
+    change(schema.mutable_segments(0)->mutable_cuda_ipc());
+    return Try(decode_worker(), schema, &pool);
+  };
+  EXPECT_REFUSED(with([&](auto* ipc) { ipc->set_handle(dead.handle()); }), FAILED_PRECONDITION, "IPC_HANDLE_REFUSED");
+  EXPECT_REFUSED(with([&](auto* ipc) { ipc->set_device_uuid(FakeRuntime::Uuid(0)); }), FAILED_PRECONDITION,
+                 "IPC_HANDLE_REFUSED");  // of another device
+  EXPECT_REFUSED(with([&](auto* ipc) { ipc->set_device_uuid("GPU-00000000-0000-0000-0000-000000000000"); }), NOT_FOUND,
+                 "UNKNOWN_DEVICE");
+  EXPECT_REFUSED(with([&](auto* ipc) { ipc->set_device_uuid("MIG-00000000-0000-0000-0000-000000000000"); }), NOT_FOUND,
+                 "UNKNOWN_DEVICE");
+  EXPECT_REFUSED(with([&](auto* ipc) { ipc->set_handle("short"); }), INVALID_ARGUMENT, "INVALID_IPC_HANDLE");
+  EXPECT_REFUSED(with([&](auto* ipc) { ipc->set_offset_bytes(512); }), INVALID_ARGUMENT, "SEGMENT_TOO_SHORT");
+  EXPECT_EQ(Status().devices(1).imports(), 0u);
+
+  // An event for a source in host memory, and one that nobody has.
+  const v1::PoolRef host = Register(prefill_worker(), "host");
+  v1::SendRequest send = SendRaw(host, NewTransferId("event-host"));
+  send.set_written_event(std::string(64, 'x'));
+  v1::SendResponse sent;
+  EXPECT_REFUSED(prefill_worker().Send(Context().get(), send, &sent), INVALID_ARGUMENT, "NOT_ON_DEVICE");
+  FakeExport other = FakeExport::Memory(0, kPoolBytes);
+  send = SendRaw(RegisterIpc(prefill_worker(), other, 0), NewTransferId("event-unknown"));
+  send.set_written_event(std::string(64, 'x'));
+  EXPECT_REFUSED(prefill_worker().Send(Context().get(), send, &sent), FAILED_PRECONDITION, "IPC_HANDLE_REFUSED");
+}
+
+// The one binary on this machine: it starts with or without a GPU, says which, and codes on the CPU.
+TEST(RealDaemonTest, SaysWhetherThereIsAGpuAndServesHostPools) {
+  unsetenv("SPECTRUMKVD");
+  const auto daemon = DaemonProcess::Start();
+  ASSERT_NE(daemon, nullptr);
+  const auto channel = grpc::CreateChannel(daemon->admin_target(), grpc::InsecureChannelCredentials());
+  v1::GetStatusResponse status;
+  grpc::ClientContext context;
+  EXPECT_RPC_OK(v1::AdminService::NewStub(channel)->GetStatus(&context, v1::GetStatusRequest(), &status));
+  EXPECT_EQ(status.devices_size() == 0, !status.no_device_reason().empty());
+  std::printf("GPUs: %d %s; codec backend %s\n", status.devices_size(), status.no_device_reason().c_str(),
+              status.backend().c_str());
+  const auto worker =
+      v1::WorkerService::NewStub(grpc::CreateChannel(daemon->worker_target(), grpc::InsecureChannelCredentials()));
+  v1::RegisterPoolRequest request;
+  *request.mutable_schema() = SmallPool();
+  v1::RegisterPoolResponse response;
+  grpc::ClientContext host_context, gpu_context;
+  EXPECT_RPC_OK(worker->RegisterPool(&host_context, request, &response));
+  request.mutable_schema()->mutable_segments(0)->mutable_daemon_owned()->set_device(
+      "GPU-00000000-0000-0000-0000-000000000000");
+  const std::string reason = ReasonOfRpc(worker->RegisterPool(&gpu_context, request, &response));
+  const std::set<std::string> causes = {"CUDA_NOT_AVAILABLE", "NO_DRIVER", "NO_DEVICE", "UNKNOWN_DEVICE"};
+  EXPECT_EQ(causes.count(reason), 1u) << reason;
+  EXPECT_EQ(daemon->Stop(), 0);
+}
+
+}  // namespace
+}  // namespace spectrumkv

@@ -1,0 +1,219 @@
+// Pools on GPUs that are not there, end to end in one process: engines with a fake device each, whose streams run late
+// and in a seeded order, and whose kernels are the real ones on the shim.
+#include <map>
+#include <set>
+
+#include "tests/cuda/fake/fake_runtime.h"
+#include "tests/unit/transfer/two_engines.h"
+
+namespace spectrumkv {
+namespace {
+
+using testing::FakeMemory;
+using testing::FakeOptions;
+using testing::FakeRuntime;
+
+enum class Where { kHost, kDevice };
+
+class DeviceEngineTest : public EngineTest {
+ protected:
+  void Build(uint32_t seed = 1) {
+    runtime_a_ = std::make_unique<FakeRuntime>(FakeOptions{2, seed});
+    runtime_b_ = std::make_unique<FakeRuntime>(FakeOptions{2, seed + 100});
+    EngineSettings settings;
+    settings.options.progress_timeout_ms = 5000;
+    settings.options.inline_chunk_bytes = 0;
+    settings.runtime = runtime_a_.get();
+    a_ = std::make_unique<Engine>("a", network_.get(), settings, kEpochA);
+    settings.runtime = runtime_b_.get();
+    b_ = std::make_unique<Engine>("b", network_.get(), settings, kEpochB);
+  }
+  void TearDown() override {
+    EngineTest::TearDown();
+    runtime_a_->Revive();
+    runtime_b_->Revive();
+    a_.reset();
+    b_.reset();
+    for (FakeRuntime* runtime : {runtime_a_.get(), runtime_b_.get()}) {
+      EXPECT_TRUE(runtime->violations().empty()) << runtime->violations().front();
+      EXPECT_EQ(runtime->memory().live(FakeMemory::Kind::kDevice), 0u) << "device memory leaked";
+      EXPECT_EQ(runtime->memory().live(FakeMemory::Kind::kPinned), 0u) << "pinned memory leaked";
+    }
+  }
+
+  void Prepare(Where source, Where target) {
+    source_layout_.device = source == Where::kDevice ? FakeRuntime::Uuid(1) : "";
+    target_layout_.device = target == Where::kDevice ? FakeRuntime::Uuid(0) : "";
+    EngineTest::Prepare();
+  }
+
+  // One transfer of `tokens` to its end.
+  TransferReport Run(const std::string& id, const Policy& policy, uint32_t tokens = 80) {
+    EXPECT_TRUE(b_->manager().StartReceiver(Expect(id, Target(tokens))).ok());
+    EXPECT_TRUE(a_->manager().StartSender(Send(id, Source(tokens), policy)).ok());
+    sent_report_ = a_->Watch(id, Role::kSender)->WaitTerminal(60);
+    return b_->Watch(id, Role::kReceiver)->WaitTerminal(60);
+  }
+
+  static std::map<std::string, Policy> Policies() {
+    std::map<std::string, Policy> policies;
+    policies["raw"] = Raw();
+    policies["greedy"].budget = 0.4;
+    policies["key_norm"].budget = 0.3;
+    policies["key_norm"].importance = ImportanceSource::kKeyNorm;
+    policies["optimal"].budget = 0.4;
+    policies["optimal"].allocator = Allocator::kOptimal;
+    policies["optimal"].importance = ImportanceSource::kNone;
+    return policies;
+  }
+
+  TransferReport sent_report_;
+  std::unique_ptr<FakeRuntime> runtime_a_, runtime_b_;
+};
+
+struct Way {
+  Where source, target;
+};
+
+// The same values, block numbers and policies on every way: what lands is equal, bit for bit, to what lands between host
+// pools, and so are the bytes on the wire.
+TEST_F(DeviceEngineTest, EveryWayLandsTheSameBitsAsBetweenHosts) {
+  Build();
+  const Way ways[] = {{Where::kHost, Where::kHost},
+                      {Where::kDevice, Where::kHost},
+                      {Where::kHost, Where::kDevice},
+                      {Where::kDevice, Where::kDevice}};
+  std::map<std::string, std::vector<std::string>> landed;
+  std::map<std::string, uint64_t> wire_bytes;
+  int number = 0;
+  for (const Way& way : ways) {
+    Prepare(way.source, way.target);
+    for (const auto& [name, policy] : Policies()) {
+      SCOPED_TRACE(name + ", way " + std::to_string(number));
+      FillBlocks(*b_, target_pool_, target_layout_, {10, 11, 12, 13, 14, 15, 16, 17, 18, 19}, 9);
+      const TransferReport report = Run(name + std::to_string(number), policy, 77);
+      ASSERT_EQ(report.state, TransferState::kCommitted) << report.error;
+      EXPECT_EQ(report.layers_ready, 3u);
+      EXPECT_EQ(report.path, way.target == Where::kDevice ? "device" : "host");
+      EXPECT_EQ(sent_report_.path, way.source == Where::kDevice ? "device" : "host");
+      const auto first = landed.emplace(name, Landed()).first;
+      EXPECT_TRUE(Landed() == first->second);
+      EXPECT_EQ(report.wire_bytes, wire_bytes.emplace(name, report.wire_bytes).first->second);
+    }
+    ++number;
+  }
+  EXPECT_GT(runtime_a_->calls()["Encode"], 0);
+  EXPECT_GT(runtime_a_->calls()["Scan"], 0);
+  EXPECT_GT(runtime_a_->calls()["Spread"], 0);
+  EXPECT_GT(runtime_b_->calls()["Decode"], 0);
+}
+
+// Some order of streams that run beside each other: no result depends on it.
+TEST_F(DeviceEngineTest, SeededOrdersOfStreamsChangeNothing) {
+  std::vector<std::string> first;
+  uint64_t turns = 0;
+  for (uint32_t seed = 1; seed <= 6; ++seed) {
+    Build(seed);
+    source_layout_.layers = target_layout_.layers = 6;
+    Prepare(Where::kDevice, Where::kDevice);
+    Policy policy;
+    policy.budget = 0.4;
+    ASSERT_EQ(Run("t", policy).state, TransferState::kCommitted);
+    const std::vector<std::string> landed = Landed();
+    if (first.empty()) first = landed;
+    EXPECT_TRUE(landed == first) << "seed " << seed;
+    turns += runtime_a_->turns() + runtime_b_->turns();
+    if (seed == 6) break;
+    TearDown();
+    network_ = std::make_unique<MemoryNetwork>();
+  }
+  EXPECT_GT(turns, 0u) << "streams never had work beside each other";
+}
+
+TEST_F(DeviceEngineTest, ALayerwiseSourceOnADeviceGoesLayerByLayer) {
+  Build();
+  Prepare(Where::kDevice, Where::kDevice);
+  Policy policy;
+  policy.budget = 0.5;
+  SenderSpec spec = Send("t", Source(), policy);
+  spec.layerwise = true;
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
+  ASSERT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
+  auto watcher = b_->Watch("t", Role::kReceiver);
+  for (uint32_t layer = 1; layer <= 3; ++layer) {
+    ASSERT_FALSE(watcher->ended());
+    ASSERT_TRUE(a_->manager().Advance(kMe, "t", layer, 80, {}).ok());
+    ASSERT_TRUE(watcher->WaitLayers(layer)) << layer;
+  }
+  EXPECT_EQ(watcher->WaitTerminal().state, TransferState::kCommitted);
+}
+
+// A decode that was queued but fails when it runs: no layer is told ready, nothing is committed.
+TEST_F(DeviceEngineTest, NothingIsReadyBeforeItsStreamHasFinished) {
+  Build();
+  Prepare(Where::kHost, Where::kDevice);
+  runtime_b_->Fail("Decode", gpu::kIllegalInstruction, 0, /*late=*/true);
+  const TransferReport report = Run("t", Raw());
+  EXPECT_EQ(report.state, TransferState::kFailed);
+  EXPECT_EQ(ReasonOf(report.error), "DEVICE_FAILED") << report.error;
+  EXPECT_EQ(report.layers_ready, 0u);
+  EXPECT_EQ(sent_report_.state, TransferState::kFailed);
+}
+
+// Every call of the runtime that a transfer makes, failing with errors of each kind, when made and when run: the transfer
+// fails on both sides with a reason, the blocks come back, and the next one succeeds unless the device has failed.
+TEST_F(DeviceEngineTest, EveryFailureOfTheRuntimeEndsTheTransferAndNothingElse) {
+  struct Case {
+    const char* call;
+    bool at_sender, late;
+  };
+  const Case cases[] = {{"CreateStream", true, false},   {"AllocatePinned", true, false}, {"Allocate", true, false},
+                        {"Copy", true, false},           {"Copy", true, true},            {"Encode", true, false},
+                        {"Encode", true, true},          {"Scan", true, false},           {"Scan", true, true},           {"Spread", true, true},
+                        {"Synchronize", true, false},    {"Copy", false, false},          {"Copy", false, true},
+                        {"Decode", false, false},        {"Decode", false, true},         {"Synchronize", false, false},
+                        {"ZeroRows", false, false},      {"ZeroRows", false, true}};
+  const std::map<int, std::string> errors = {{gpu::kOutOfMemory, "OUT_OF_DEVICE_MEMORY"},
+                                             {gpu::kInvalidValue, "DEVICE_ERROR"},
+                                             {gpu::kNoKernelImage, "DEVICE_TOO_OLD"},
+                                             {gpu::kUnknownError, "DEVICE_ERROR"},
+                                             {gpu::kIllegalAddress, "DEVICE_FAILED"},
+                                             {gpu::kLaunchFailure, "DEVICE_FAILED"}};
+  Policy policy;  // scans and samples
+  policy.budget = 0.4;
+  policy.allocator = Allocator::kOptimal;
+  policy.importance = ImportanceSource::kKeyNorm;
+  int number = 0;
+  for (const auto& [error, reason] : errors) {
+    for (const Case& test : cases) {
+      const std::string call = test.call;
+      // Each kind of error at each call, each error at the kernels.
+      const bool kind = error == gpu::kOutOfMemory || error == gpu::kIllegalAddress;
+      if (!kind && call != "Encode" && call != "Decode") continue;
+      SCOPED_TRACE(call + (test.late ? " late " : " ") + std::to_string(error));
+      Build();
+      Prepare(Where::kDevice, Where::kDevice);
+      FakeRuntime& runtime = test.at_sender ? *runtime_a_ : *runtime_b_;
+      // Prepare has made a lane, which may be enough: a second one is made where two threads code at a time.
+      const bool second_lane = call == "CreateStream" || call == "AllocatePinned";
+      runtime.Fail(call, error, 0, test.late, /*always=*/second_lane);
+      const TransferReport report = Run("t" + std::to_string(++number), policy, 77);
+      runtime.ForgetFailures();
+      if (!second_lane || report.state != TransferState::kCommitted) {
+        EXPECT_EQ(report.state, TransferState::kFailed);
+        EXPECT_EQ(ReasonOf(test.at_sender ? sent_report_.error : report.error), reason)
+            << sent_report_.error << " / " << report.error;
+      }
+      if (!gpu::IsSticky(error)) {
+        EXPECT_NE(Target(), nullptr) << "the blocks are free again";
+        EXPECT_EQ(Run("again" + std::to_string(number), policy, 77).state, TransferState::kCommitted);
+      }
+      TearDown();
+      network_ = std::make_unique<MemoryNetwork>();
+    }
+  }
+  Build();
+}
+
+}  // namespace
+}  // namespace spectrumkv
