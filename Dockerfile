@@ -65,7 +65,7 @@ LABEL org.opencontainers.image.title="SpectrumKV" \
 # What the container toolkit brings of the driver where a GPU is asked for.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 65532:65532
-# Peers, health, metrics. Nothing is written but to /run/spectrumkv and /dev/shm: the rest may be read-only.
+# Peers, health, metrics. Nothing is written but to /run/spectrumkv, /dev/shm and quality.verdicts_file: the rest may be read-only.
 EXPOSE 7420 7421 7422
 # Liveness, as a draining daemon is well. Kubernetes has its own probes and ignores this.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 \

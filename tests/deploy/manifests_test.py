@@ -18,6 +18,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 try:
     import manifests
+    import yaml
     from manifests import KUSTOMIZE, check_schema, kustomize, one, patched, pod_of, sidecar_of, worker_of
 except ImportError as error:
     print(f"SKIPPED: {error.name} is not installed; scripts/install-deps brings it")
@@ -192,10 +193,18 @@ class SidecarTest(unittest.TestCase):
         (mount,) = [m for m in self.sidecar["volumeMounts"] if m["name"] == "spectrumkv-tls"]
         self.assertNotIn("subPath", str(self.sidecar["volumeMounts"]))
         config = one(self.objects, "ConfigMap")["data"]["spectrumkvd.yaml"]
-        self.assertIn("security: mtls\n", config)
+        peer = yaml.safe_load(config)["peer"]
+        self.assertEqual(peer["security"], "mtls")
         files = {f"{mount['mountPath']}/{item['path']}" for item in source["secret"]["items"]}
-        self.assertEqual(files, set(re.findall(r"_file: (\S+)", config)))
+        self.assertEqual(files, set(peer["tls"].values()))
         self.assertEqual(volume["projected"]["defaultMode"] & 0o007, 0)
+
+    def test_verdicts_have_a_place(self):
+        """The root is read-only, and the worker must not write what opens tiers to it."""
+        config = yaml.safe_load(one(self.objects, "ConfigMap")["data"]["spectrumkvd.yaml"])
+        folder = os.path.dirname(config["quality"]["verdicts_file"])
+        self.assertIn(folder, mounts(self.sidecar))
+        self.assertNotIn(folder, mounts(worker_of(self.deployment)))
 
     def test_memory_holds_what_the_daemon_takes(self):
         if not DAEMON:

@@ -93,6 +93,7 @@ class Pods:
     def remove(self):
         for path in self.played.values():
             self.podman.run("kube", "down", path, check=False)
+        self.podman.run("volume", "prune", "--force", check=False)  # the configuration's; all here are the tests' own
 
     def name(self, role, container):
         return f"skv-{role}-{container}"

@@ -126,6 +126,8 @@ preStop:
       mountPath: /run/spectrumkv-admin
     - name: spectrumkv-shm
       mountPath: /dev/shm
+    - name: spectrumkv-state
+      mountPath: /var/lib/spectrumkv
     - name: spectrumkv-config
       mountPath: /etc/spectrumkv
       readOnly: true
@@ -148,6 +150,9 @@ preStop:
   emptyDir:
     medium: Memory
     sizeLimit: {{ .Values.sharedMemory.sizeLimit }}
+- name: spectrumkv-state
+  emptyDir:
+    sizeLimit: 16Mi
 - name: spectrumkv-config
   configMap:
     name: {{ include "spectrumkv.name" . }}
