@@ -16,6 +16,7 @@ from spectrumkv.groups import Group, block_runs
 from spectrumkv.policies import policy, tier_name
 from spectrumkv.pools import DaemonOwnedPool, Pool, SharedMemoryPool
 from spectrumkv.segment import SharedSegment, sweep_stale_segments
+from spectrumkv.sharding import HeadSlice, head_ranges, head_slices
 from spectrumkv.tensors import torch_view
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "DeadlineExceeded",
     "FailedPrecondition",
     "Group",
+    "HeadSlice",
     "Internal",
     "InvalidArgument",
     "NotFound",
@@ -46,6 +48,8 @@ __all__ = [
     "Unknown",
     "aio",
     "block_runs",
+    "head_ranges",
+    "head_slices",
     "policy",
     "reasons",
     "retry",
