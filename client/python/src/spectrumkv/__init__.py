@@ -17,6 +17,7 @@ from spectrumkv.policies import policy, recent_queries, tier_name
 from spectrumkv.pools import CudaPool, DaemonOwnedPool, Pool, SharedMemoryPool
 from spectrumkv.probe import ProbeModel, round_trip, run_probe
 from spectrumkv.segment import SharedSegment, sweep_stale_segments
+from spectrumkv.sharding import HeadSlice, head_ranges, head_slices
 from spectrumkv.tensors import torch_view
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "DeadlineExceeded",
     "FailedPrecondition",
     "Group",
+    "HeadSlice",
     "Internal",
     "InvalidArgument",
     "NotFound",
@@ -49,6 +51,8 @@ __all__ = [
     "Unknown",
     "aio",
     "block_runs",
+    "head_ranges",
+    "head_slices",
     "policy",
     "reasons",
     "recent_queries",

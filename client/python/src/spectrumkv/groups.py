@@ -86,6 +86,16 @@ class Group:
             size *= extent
         return size
 
+    def blocks_after(self, blocks: Sequence[int], tokens: int) -> list[int]:
+        """The rest of a request's block table behind its first `tokens` tokens: what both sides name, with as many tokens
+        less, where the receiver has those already. They are then neither sent nor touched.
+
+        Raises ValueError where they do not end at a block's end.
+        """
+        if tokens < 0 or tokens % self.block_tokens or tokens > len(blocks) * self.block_tokens:
+            raise ValueError(f"{tokens} tokens do not end at the end of one of {len(blocks)} blocks of {self.block_tokens}")
+        return list(blocks[tokens // self.block_tokens :])
+
     def view(self, memory: NDArray[np.uint8], offset_bytes: int) -> NDArray[Any]:
         """The group's cache in `memory` from `offset_bytes` on, without a copy, in the order of `shape`."""
         order = [CANONICAL_AXES.index(axis) for axis in self.memory_axes]

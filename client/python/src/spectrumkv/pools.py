@@ -252,6 +252,28 @@ class SharedMemoryPool(Pool):
         """
         return self._views[group]
 
+    def head_view(self, first: int, count: int) -> Pool:
+        """KV heads first .. first + count - 1 of the model as a pool of their own, over the same memory: for a transfer
+        to or from a worker that holds other heads (sharding.head_slices). Groups without V (MLA) are not cut.
+
+        Close it before this pool. Raises ValueError where this pool does not hold these heads.
+        """
+        schema = schema_pb2.PoolSchema()
+        schema.CopyFrom(self.schema)
+        for group in schema.groups:
+            if group.kind == schema_pb2.GROUP_KIND_MLA:
+                continue
+            skipped = first - group.head_first
+            if skipped < 0 or count < 1 or skipped + count > group.head_count:
+                held = f"{group.head_first} to {group.head_first + group.head_count - 1}"
+                raise ValueError(f"heads {first} to {first + count - 1} are not among those that the pool holds, {held}")
+            group.head_first, group.head_count = first, count
+            for layer in group.layers:
+                for tensor in (layer.k, layer.v):
+                    tensor.offset_bytes += skipped * tensor.head_stride_bytes
+        groups = [dataclasses.replace(g, heads=count, head_first=first) if g.has_v else g for g in self.groups]
+        return _View(self.client, schema, groups, self._wanted_ttl_ms)
+
     def writing(self, blocks: Iterable[int]) -> contextlib.AbstractContextManager[None]:
         """A context in which these blocks (of any group) may be written; see BlockGenerations.writing.
 
@@ -352,6 +374,12 @@ class CudaPool(Pool):
         else:
             raise ValueError(f"{len(memories)} memories for {len(groups)} groups of {layers} layers: give one for each")
         super().__init__(client, schema, groups, lease_ttl_ms)
+
+
+class _View(Pool):
+    """A pool over a part of another one's memory."""
+
+    _restorable = True
 
 
 class DaemonOwnedPool(Pool):
