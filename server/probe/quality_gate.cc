@@ -125,13 +125,19 @@ void QualityGate::Judge(const Caller& caller, const ModelName& model, bool named
 absl::Status QualityGate::MakeRoom(const Caller& caller) {
   const int64_t now_ns = parts_.clock->NowNs();
   std::erase_if(probes_, [&](const auto& entry) { return entry.second.expires_ns <= now_ns; });
-  const auto own =
-      std::count_if(probes_.begin(), probes_.end(), [&](const auto& entry) { return entry.second.owner == caller; });
-  if (probes_.size() < kMaxProbes && static_cast<size_t>(own) < kMaxProbesOfOwner) return absl::OkStatus();
+  size_t own = 0;
+  auto oldest = probes_.end();
+  for (auto it = probes_.begin(); it != probes_.end(); ++it) {
+    if (it->second.owner != caller) continue;
+    ++own;
+    if (oldest == probes_.end() || it->second.expires_ns < oldest->second.expires_ns) oldest = it;
+  }
+  // One whose worker has died would be in the way for its whole time.
+  if (own >= kMaxProbesOfOwner) probes_.erase(oldest);
+  if (probes_.size() < kMaxProbes) return absl::OkStatus();
   return MakeError(absl::StatusCode::kResourceExhausted, "PROBES_FULL",
-                   std::to_string(own) + " probes of this user are under way, the limit is " +
-                       std::to_string(kMaxProbesOfOwner) + ", of all users " + std::to_string(kMaxProbes),
-                   {{"limit", std::to_string(kMaxProbesOfOwner)}}, kProbeRetryMs);
+                   std::to_string(kMaxProbes) + " probes are under way, as many as the daemon keeps",
+                   {{"limit", std::to_string(kMaxProbes)}}, kProbeRetryMs);
 }
 
 absl::StatusOr<StartedProbe> QualityGate::Start(const Caller& caller, const std::string& pool_id,

@@ -77,7 +77,8 @@ class QualityGate {
   void Judge(const Caller& caller, const ModelName& model, bool named, bool override_gate, Policy* policy) const;
 
   // INVALID_ARGUMENT NO_REVISION (the pool's schema has no model or no revision: no verdict could expire),
-  // INVALID_TIERS, OUT_OF_RANGE; RESOURCE_EXHAUSTED PROBES_FULL.
+  // INVALID_TIERS, OUT_OF_RANGE; RESOURCE_EXHAUSTED PROBES_FULL. The caller's oldest makes
+  // room where it has kMaxProbesOfOwner.
   absl::StatusOr<StartedProbe> Start(const Caller& caller, const std::string& pool_id, const ModelName& model,
                                      const std::vector<Tier>& tiers, uint32_t prompt_characters, uint64_t seed);
 

@@ -10,6 +10,7 @@
 
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/support/byte_buffer.h>
+#include "spectrumkv/v1/probe_service.pb.h"
 #include "tests/integration/rpc_fixture.h"
 
 namespace spectrumkv {
@@ -23,7 +24,8 @@ std::vector<std::string> MethodsOf(const std::string& service) {
   if (service == kHealth) return {"/" + service + "/Check", "/" + service + "/Watch"};
   // One message of each file, or the linker would leave the files out.
   for (const auto* message :
-       {v1::SendRequest::descriptor(), v1::GetStatusRequest::descriptor(), v1::Hello::descriptor()}) {
+       {v1::SendRequest::descriptor(), v1::GetStatusRequest::descriptor(), v1::Hello::descriptor(),
+        v1::StartProbeRequest::descriptor()}) {
     EXPECT_NE(message, nullptr);
   }
   std::vector<std::string> methods;
@@ -108,18 +110,18 @@ TEST(Servers, OnlyTheirOwnServicesAnswer) {
   const auto daemon = DaemonProcess::Start();
   ASSERT_NE(daemon, nullptr);
   const std::string worker = "spectrumkv.v1.WorkerService", admin = "spectrumkv.v1.AdminService",
-                    peer = "spectrumkv.v1.PeerService";
+                    peer = "spectrumkv.v1.PeerService", probe = "spectrumkv.v1.ProbeService";
   const struct {
     std::string name, target;
     std::set<std::string> services;
-  } ports[] = {{"worker", daemon->worker_target(), {worker, kHealth, kReflection}},
+  } ports[] = {{"worker", daemon->worker_target(), {worker, probe, kHealth, kReflection}},
                {"peer", daemon->address("peer"), {peer}},
                {"health", daemon->address("health"), {kHealth}},
                {"admin", daemon->admin_target(), {admin, kReflection}}};
   int calls = 0;
   for (const auto& port : ports) {
     const auto channel = PlainChannel(port.target);
-    for (const std::string& service : {worker, admin, peer, std::string(kHealth), std::string(kReflection)}) {
+    for (const std::string& service : {worker, admin, peer, probe, std::string(kHealth), std::string(kReflection)}) {
       for (const std::string& method : MethodsOf(service)) {
         // Last of all: a drained daemon still answers, but need not be tried here.
         if (method == "/" + admin + "/Drain" && port.name == "admin") continue;
@@ -130,7 +132,7 @@ TEST(Servers, OnlyTheirOwnServicesAnswer) {
       }
     }
   }
-  EXPECT_EQ(calls, 4 * (17 + 8 + 2 + 2 + 1) - 1);
+  EXPECT_EQ(calls, 4 * (17 + 8 + 2 + 4 + 2 + 1) - 1);
   EXPECT_TRUE(Alive(*daemon));
 }
 

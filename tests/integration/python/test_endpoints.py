@@ -16,11 +16,13 @@ from real_daemon import refused, running
 
 import spectrumkv as skv
 from spectrumkv.bearer import BearerToken, read_token
-from spectrumkv.v1 import admin_service_pb2, worker_service_pb2
+from spectrumkv.v1 import admin_service_pb2, probe_service_pb2, worker_service_pb2
 
 HEALTH, REFLECTION = "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"
 WORKER = worker_service_pb2.DESCRIPTOR.services_by_name["WorkerService"]
+PROBE = probe_service_pb2.DESCRIPTOR.services_by_name["ProbeService"]
 ADMIN = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"]
+ON_WORKERS = {WORKER.full_name, PROBE.full_name, HEALTH, REFLECTION}
 
 
 def socket_channel(path, authority=""):
@@ -54,11 +56,11 @@ class Reflected:
 @pytest.mark.parametrize("named", ["localhost", "as it is", "escaped"])
 def test_reflection_tells_everything(named, prefill):
     """Both sockets, whatever a client takes for the authority of a socket: Go's take its path."""
-    for path, service in ((prefill.worker, WORKER), (prefill.admin_socket, ADMIN)):
+    for path, service in ((prefill.worker, WORKER), (prefill.worker, PROBE), (prefill.admin_socket, ADMIN)):
         authority = {"localhost": "", "as it is": path, "escaped": path.replace("/", "%2F")}[named]
         with socket_channel(path, authority) as channel:
             server = Reflected(channel)
-            expected = {service.full_name, REFLECTION} | ({HEALTH} if service is WORKER else set())
+            expected = {REFLECTION, ADMIN.full_name} if service is ADMIN else ON_WORKERS
             assert set(server.services()) == expected
             told = server.pool.FindServiceByName(service.full_name)
             assert [m.name for m in told.methods] == [m.name for m in service.methods]
@@ -99,7 +101,7 @@ def test_the_demos_grpcurl_lines_work(source, target, prefill, decode, transfer_
         with socket_channel(path, path) as channel:
             server = Reflected(channel)
             answers[what] = server.services() if what == "list" else server.call(what)
-    assert answers["list"] == sorted([HEALTH, REFLECTION, WORKER.full_name])
+    assert set(answers["list"]) == ON_WORKERS
     status = answers["spectrumkv.v1.AdminService/GetStatus"]
     assert status["ready"] and status["epoch"] == str(prefill.epoch)
     transfers = answers["spectrumkv.v1.AdminService/ListTransfers"]["transfers"]
@@ -220,7 +222,7 @@ def test_workers_over_tcp(host, target, decode):
                 assert (pool.get(blocks) == kv).all()
         with grpc.insecure_channel(daemon.worker_tcp) as bare:
             channel = grpc.intercept_channel(bare, BearerToken(read_token(token_of(daemon))))
-            assert Reflected(channel).services() == sorted([WORKER.full_name, HEALTH, REFLECTION])
+            assert set(Reflected(channel).services()) == ON_WORKERS
             with pytest.raises(grpc.RpcError) as error:  # no admin, no peers
                 channel.unary_unary("/spectrumkv.v1.AdminService/GetStatus")(b"", timeout=20)
             assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED

@@ -263,11 +263,11 @@ def test_what_may_not_be_probed(source):
             source.delete_verdicts("")
         with refused("INVALID_ARGUMENT", "OUT_OF_RANGE"):
             source.verdicts("m" * 300)
-        for _ in range(8):
-            start(pool, tiers=[tier("Q4")])
-        with refused("RESOURCE_EXHAUSTED", "PROBES_FULL"):
-            for _ in range(8):  # some that other tests began have ended
-                start(pool, tiers=[tier("Q4")])
+        probes = [start(pool, tiers=[tier("Q4")]).probe_id for _ in range(9)]
+        for probe_id, reason in ((probes[0], "UNKNOWN_PROBE"), (probes[1], "INVALID_TRIAL")):  # the oldest made room
+            with pytest.raises(skv.SpectrumKVError) as error:
+                source.report_trials(probe_id, [])
+            assert error.value.reason == reason
 
 
 @pytest.mark.parametrize("damage", ["cut", "byte", "mode", "folder"])

@@ -251,8 +251,17 @@ TEST_F(GateTest, ProbesAreBoundedAndEnd) {
     if (probe.ok()) last = probe->id;
     return ReasonOf(probe.status());
   };
-  for (size_t i = 0; i < kMaxProbesOfOwner; ++i) EXPECT_EQ(start(kUser), "");
-  EXPECT_EQ(start(kUser), "PROBES_FULL");
+  std::vector<std::string> own;
+  for (size_t i = 0; i <= kMaxProbesOfOwner; ++i) {
+    clock_.AdvanceMs(1);
+    EXPECT_EQ(start(kUser), "");
+    own.push_back(last);
+  }
+  const auto known = [&](const std::string& id) {
+    return ReasonOf(gate_->Report(kUser, id, {}, kFine).status()) != "UNKNOWN_PROBE";
+  };
+  EXPECT_FALSE(known(own[0])) << "the oldest made room";
+  EXPECT_TRUE(known(own[1]));
   EXPECT_EQ(start(kOther), "");
   for (uint32_t uid = 2000; uid < 2000 + kMaxProbes - kMaxProbesOfOwner - 1; ++uid)
     EXPECT_EQ(start(Caller::Uid(uid)), "");
