@@ -142,7 +142,8 @@ def test_daemon_that_restarts_in_the_middle(pull, source, target, prefill, decod
             assert (report.code, report.reason) == (9, "PEER_RESTARTED"), report  # FAILED_PRECONDITION
             assert time.monotonic() - start < 4
             assert report.attempts > 1
-            # Its blocks are free for the next one.
+            # Its blocks are free for the next one, once the restarted daemon has its pool again.
+            until(lambda: (ends.here if pull else ends.there).pool.registrations == 2)
             ends.name += ".again"
             (ends.publish if pull else ends.expect)()
             (ends.fetch if pull else ends.send)()

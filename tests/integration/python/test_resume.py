@@ -54,10 +54,10 @@ def test_a_link_that_comes_back_goes_on(pull, pair, transfer_id):
         check(ends.there, [ends.kv])
         received = ends.target.get_transfer(transfer_id)
         assert report.attempts > 5 and received.attempts == report.attempts
-        # All that had been sent had arrived.
-        assert report.chunks == received.chunks == received.chunks_total
-        assert report.chunks_resent == received.chunks_duplicate == 0
-        assert pair[0].metrics()[RESENT] == before[RESENT]
+        # What had arrived is not sent again; of the rest some may have been handed to a link whose end was not known yet.
+        assert report.chunks_resent <= received.chunks / 2 and received.chunks_duplicate == 0
+        assert report.chunks == received.chunks + report.chunks_resent
+        assert pair[0].metrics()[RESENT] == before[RESENT] + report.chunks_resent
     waits = [later - sooner for sooner, later in zip(relay.hung_up, relay.hung_up[1:])]
     assert sum(waits[-2:]) > 2 * sum(waits[:2]), waits
 
