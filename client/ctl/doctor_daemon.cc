@@ -162,6 +162,7 @@ std::string AdviceFor(const absl::Status& status) {
   if (reason == "PEER_CERTIFICATE") return "the peer does not take our certificate: see the finding on it, and its peer.tls.ca_file";
   if (reason == "NOT_A_PEER") return "another port of the daemon (health is 7421), another server, or a daemon too old to be probed";
   if (reason == "INVALID_PEER") return "write host:port";
+  if (reason == "NOBODY_LISTENS") return "the machine is there and the daemon is not: is it up, and is this its peer.listen_address?";
   return "is the daemon there up (spectrumkvctl health), is it the right port, does a NetworkPolicy or firewall let it through?";
 }
 
