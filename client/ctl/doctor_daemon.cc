@@ -155,6 +155,7 @@ std::vector<Finding> DataPath(const DaemonFacts& daemon) {
 
 std::string AdviceFor(const absl::Status& status) {
   const std::string reason = client::ReasonOf(status);
+  if (reason.empty()) return "the daemon itself did not say: look whether it still runs, and again with a longer --timeout";
   if (reason == "PEER_NOT_ALLOWED") return "add its host to peer.allowed_hosts and restart the daemon";
   if (reason == "PEER_SECURITY_MISMATCH") return "set the same peer.security on both sides";
   if (reason == "PEER_IDENTITY") return "its certificate must be for one of peer.identities, and ours for one of its own";
@@ -219,9 +220,14 @@ std::vector<Finding> CheckPeers(const DaemonFacts& daemon, const std::string& ow
   for (const DaemonFacts::Peer& peer : daemon.probed) {
     Finding f{"peer", peer.address, Level::kFine, "", ""};
     if (!peer.probe.ok()) {
+      const absl::Status& why = peer.probe.status();
+      const std::string reason = client::ReasonOf(why);
       f.level = Level::kProblem;
-      f.what = client::ReasonOf(peer.probe.status()) + ": " + std::string(peer.probe.status().message());
-      f.advice = AdviceFor(peer.probe.status());
+      f.what = (reason.empty() ? "" : reason + ": ") + std::string(why.message());
+      f.advice = AdviceFor(why);
+      if (reason.empty() && absl::IsUnimplemented(why)) {
+        f = {"peer", peer.address, Level::kUnknown, "this daemon is too old to look at peers", ""};
+      }
       found.push_back(f);
       continue;
     }

@@ -401,6 +401,10 @@ TEST(Doctor, PeersClocksAndLinks) {
     daemon.probed[0].probe = client::MakeError(absl::StatusCode::kUnavailable, reason, "words");
     EXPECT_EQ(Bad(All(GoodHost(), daemon)), Words{"problem peer 10.0.0.2:7420"}) << reason;
   }
+  daemon.probed[0].probe = absl::UnavailableError("Cancelling all calls");
+  EXPECT_EQ(Bad(All(GoodHost(), daemon)), Words{"problem peer 10.0.0.2:7420"});
+  daemon.probed[0].probe = absl::UnimplementedError("");
+  EXPECT_EQ(Bad(All(GoodHost(), daemon)), Words{"unknown peer 10.0.0.2:7420"});
   daemon.probed.clear();
   EXPECT_EQ(Bad(All(GoodHost(), daemon)), Words{"unknown peer"});
 }
