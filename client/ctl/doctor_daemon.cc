@@ -155,6 +155,7 @@ std::vector<Finding> DataPath(const DaemonFacts& daemon) {
 
 std::string AdviceFor(const absl::Status& status) {
   const std::string reason = client::ReasonOf(status);
+  if (reason.empty()) return "the daemon itself did not say: look whether it still runs, and again with a longer --timeout";
   if (reason == "PEER_NOT_ALLOWED") return "add its host to peer.allowed_hosts and restart the daemon";
   if (reason == "PEER_SECURITY_MISMATCH") return "set the same peer.security on both sides";
   if (reason == "PEER_IDENTITY") return "its certificate must be for one of peer.identities, and ours for one of its own";
@@ -162,6 +163,7 @@ std::string AdviceFor(const absl::Status& status) {
   if (reason == "PEER_CERTIFICATE") return "the peer does not take our certificate: see the finding on it, and its peer.tls.ca_file";
   if (reason == "NOT_A_PEER") return "another port of the daemon (health is 7421), another server, or a daemon too old to be probed";
   if (reason == "INVALID_PEER") return "write host:port";
+  if (reason == "NOBODY_LISTENS") return "the machine is there and the daemon is not: is it up, and is this its peer.listen_address?";
   return "is the daemon there up (spectrumkvctl health), is it the right port, does a NetworkPolicy or firewall let it through?";
 }
 
@@ -218,9 +220,14 @@ std::vector<Finding> CheckPeers(const DaemonFacts& daemon, const std::string& ow
   for (const DaemonFacts::Peer& peer : daemon.probed) {
     Finding f{"peer", peer.address, Level::kFine, "", ""};
     if (!peer.probe.ok()) {
+      const absl::Status& why = peer.probe.status();
+      const std::string reason = client::ReasonOf(why);
       f.level = Level::kProblem;
-      f.what = client::ReasonOf(peer.probe.status()) + ": " + std::string(peer.probe.status().message());
-      f.advice = AdviceFor(peer.probe.status());
+      f.what = (reason.empty() ? "" : reason + ": ") + std::string(why.message());
+      f.advice = AdviceFor(why);
+      if (reason.empty() && absl::IsUnimplemented(why)) {
+        f = {"peer", peer.address, Level::kUnknown, "this daemon is too old to look at peers", ""};
+      }
       found.push_back(f);
       continue;
     }

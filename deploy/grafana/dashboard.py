@@ -163,6 +163,13 @@ def bytes_and_tiers():
               [(quantile(share, "link_rate_bytes_per_second"), f"p{int(share * 100)}") for share in (0.1, 0.5, 0.9)]),
         graph("Frames and resends", 8, "Bps", "Bytes between daemons that are no chunks, and wire bytes above raw ones.",
               [(rate("overhead_bytes_total"), "frames"), (rate("expanded_bytes_total"), "expanded")]),
+        graph("What the quality gate decided", 8, "cps", "Transfers asked for while the gate is on, by what it made of their "
+              "tiers. warned, overridden: tiers that no probe has opened were used all the same.",
+              [(rate("gate_decisions_total", by="decision"), "{{decision}}")], stack="normal"),
+        graph("Verdicts of probes", 8, "short", "Tiers that probes have opened or closed to their models, as they are kept now.",
+              [(gauge("gate_verdicts", by="tier, verdict"), "{{tier}} {{verdict}}")], stack="normal"),
+        graph("Trials of probes", 8, "cps", "Trials that were reported a second, each tier counting one, by kind and outcome.",
+              [(rate("probe_trials_total", by="kind, result"), "{{kind}} {{result}}")]),
     ]  # fmt: skip
 
 

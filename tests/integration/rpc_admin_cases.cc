@@ -125,7 +125,7 @@ TEST_F(RpcCases, ProbePeer) {
 
   request.set_peer("127.0.0.1:1");
   request.set_timeout_ms(500);
-  EXPECT_REFUSED(admin().ProbePeer(Context().get(), request, &response), UNAVAILABLE, "PEER_UNREACHABLE");
+  EXPECT_REFUSED(admin().ProbePeer(Context().get(), request, &response), UNAVAILABLE, "NOBODY_LISTENS");
   request.set_peer(prefill().address("health"));
   EXPECT_REFUSED(admin().ProbePeer(Context().get(), request, &response), UNIMPLEMENTED, "NOT_A_PEER");
   request.set_peer("nobody");

@@ -267,11 +267,12 @@ class DoctorTest(unittest.TestCase):
             daemon = self.daemon({"drain.timeout_ms": "100"})
             peer = f"127.0.0.1:{silent.getsockname()[1]}"
             with subprocess.Popen(daemon.command("doctor", "--peer", peer, "--json"), stdout=subprocess.PIPE, text=True) as doctor:
-                silent.accept()  # the probe has begun
-                began = time.monotonic()
-                self.assertEqual(daemon.stop(), 0, daemon.log())
-                self.assertLess(time.monotonic() - began, 4, "probes wait 5 s")
-                doctor.communicate(timeout=60)
+                with silent.accept()[0]:  # the probe has begun
+                    began = time.monotonic()
+                    self.assertEqual(daemon.stop(), 0, daemon.log())
+                    self.assertLess(time.monotonic() - began, 4, "probes wait 5 s")
+                    told = doctor.communicate(timeout=60)[0]
+                self.assertIn('"peer"', told)
 
 
 if __name__ == "__main__":

@@ -396,11 +396,15 @@ TEST(Doctor, PeersClocksAndLinks) {
   probe.set_link_bytes_per_second(1e9);
   probe.set_round_trip_seconds(0.02);
   EXPECT_EQ(Bad(All(GoodHost(), daemon)), Words{"warning link 10.0.0.2:7420"});
-  for (const char* reason : {"PEER_UNREACHABLE", "PEER_NOT_ALLOWED", "PEER_SECURITY_MISMATCH", "PEER_IDENTITY",
+  for (const char* reason : {"PEER_UNREACHABLE", "NOBODY_LISTENS", "PEER_NOT_ALLOWED", "PEER_SECURITY_MISMATCH", "PEER_IDENTITY",
                              "PEER_HANDSHAKE", "PEER_CERTIFICATE", "NOT_A_PEER", "INVALID_PEER"}) {
     daemon.probed[0].probe = client::MakeError(absl::StatusCode::kUnavailable, reason, "words");
     EXPECT_EQ(Bad(All(GoodHost(), daemon)), Words{"problem peer 10.0.0.2:7420"}) << reason;
   }
+  daemon.probed[0].probe = absl::UnavailableError("Cancelling all calls");
+  EXPECT_EQ(Bad(All(GoodHost(), daemon)), Words{"problem peer 10.0.0.2:7420"});
+  daemon.probed[0].probe = absl::UnimplementedError("");
+  EXPECT_EQ(Bad(All(GoodHost(), daemon)), Words{"unknown peer 10.0.0.2:7420"});
   daemon.probed.clear();
   EXPECT_EQ(Bad(All(GoodHost(), daemon)), Words{"unknown peer"});
 }
