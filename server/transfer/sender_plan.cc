@@ -213,6 +213,8 @@ void SenderTransfer::MaybePlan() {
   if (planning_ || plan_again_ || terminal() || !planner_.has_value()) return;
   std::vector<uint32_t> batch = WrittenChunks();
   if (batch.empty()) return;
+  // Before any of it is read: reading a hole fills it, and nobody could tell afterwards that the file had been cut.
+  if (absl::Status whole = source_->LookAtMemory(); !whole.ok()) return Fail(std::move(whole));
   planning_ = true;
   for (uint32_t chunk : batch) chunk_state_[chunk] = ChunkState::kPlanning;
   ScanBatch(std::make_shared<std::vector<uint32_t>>(std::move(batch)));
