@@ -41,6 +41,8 @@ class INVALID_POLICY(SpectrumKVError):
     """Fields of the policy that do not go together."""
 class INVALID_POOL_REF(SpectrumKVError):
     """The request names no pool."""
+class INVALID_QUERIES(SpectrumKVError):
+    """Recent queries that do not fit the pool or their positions."""
 class INVALID_REQUEST_ID(SpectrumKVError):
     """The request id is empty or too long."""
 class INVALID_ROLE(SpectrumKVError):
@@ -211,6 +213,8 @@ class MALFORMED_FRAME(SpectrumKVError):
     """Bytes of the peer that are no frame."""
 class MANIFEST_MISMATCH(SpectrumKVError):
     """What arrived is not what the manifest says."""
+class NOBODY_LISTENS(SpectrumKVError):
+    """Nobody listens at the peer's address."""
 class NOT_A_PEER(SpectrumKVError):
     """The address answers, but is no daemon."""
 class NOT_RESOLVED(SpectrumKVError):
@@ -253,6 +257,63 @@ class UNKNOWN_SESSION(SpectrumKVError):
     """A data stream of an attempt that is not known."""
 class UNSUPPORTED_VERSION(SpectrumKVError):
     """The peer speaks another version of the format."""
+
+
+# GPUs.
+class DEVICE_BUSY(SpectrumKVError):
+    """The GPU or its driver is not ready yet."""
+class DEVICE_ERROR(SpectrumKVError):
+    """The GPU's driver refused a call; the message has its words."""
+class DEVICE_FAILED(SpectrumKVError):
+    """The GPU failed: the daemon uses it no more until it restarts."""
+class DEVICE_TOO_OLD(SpectrumKVError):
+    """The daemon has no code for this GPU."""
+class DRIVER_TOO_OLD(SpectrumKVError):
+    """The GPU's driver is older than the daemon needs."""
+class HOST_FALLBACK_FORBIDDEN(SpectrumKVError):
+    """The work would have to be done on the host, which the configuration forbids."""
+class INVALID_IPC_HANDLE(SpectrumKVError):
+    """The handle of GPU memory is none."""
+class IPC_HANDLE_REFUSED(SpectrumKVError):
+    """The driver does not open the handle of another process."""
+class NO_DEVICE(SpectrumKVError):
+    """The daemon sees no GPU."""
+class NO_DRIVER(SpectrumKVError):
+    """There is no GPU driver, or one that is too old."""
+class NOT_ON_DEVICE(SpectrumKVError):
+    """What is asked is not done on the GPU."""
+class OUT_OF_DEVICE_MEMORY(SpectrumKVError):
+    """The GPU has no memory for it now."""
+class QUERIES_ON_DEVICE(SpectrumKVError):
+    """Recent queries of a pool in GPU memory, which this version does not take."""
+class TOO_MANY_EVENTS(SpectrumKVError):
+    """The worker has as many events open as it may."""
+class UNKNOWN_DEVICE(SpectrumKVError):
+    """The daemon has no GPU of this uuid."""
+
+
+# The quality gate.
+class INVALID_MODEL(SpectrumKVError):
+    """The request names no model."""
+class INVALID_TRIAL(SpectrumKVError):
+    """An outcome of a trial that contradicts itself or was not asked for."""
+class NO_REVISION(SpectrumKVError):
+    """The pool names no revision of its model: no verdict could be kept for it."""
+class NOT_A_TRIAL(SpectrumKVError):
+    """The transfer is none that a probe may judge."""
+class PROBES_FULL(SpectrumKVError):
+    """As many probes are open as may be."""
+class QUALITY_GATE_CLOSED(SpectrumKVError):
+    """No verdict allows lossy tiers for this model yet."""
+class UNKNOWN_PROBE(SpectrumKVError):
+    """No such probe in this daemon."""
+class VERDICTS_FILE(SpectrumKVError):
+    """The file of verdicts cannot be read."""
+class VERDICTS_FULL(SpectrumKVError):
+    """The daemon keeps as many verdicts as it may."""
+class VERDICTS_NOT_WRITTEN(SpectrumKVError):
+    """The file of verdicts cannot be written."""
+
 
 
 register_reasons(list(globals().values()))
