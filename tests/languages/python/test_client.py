@@ -158,7 +158,7 @@ def test_wait_held_says_whether_the_daemon_would_notice_a_death(daemon, client, 
 
 
 def test_registers_again_when_the_daemon_says_that_it_may(daemon, client, group):
-    with client.daemon_owned_pool([group], model="m") as pool:
+    with client.shared_memory_pool([group], model="m") as pool:
         daemon.worker.pings.get(timeout=5)
         full = (grpc.StatusCode.RESOURCE_EXHAUSTED, "POOLS_QUOTA", "full", None, 700)
         daemon.worker.registration_failures = [full, full]
