@@ -332,7 +332,8 @@ void FakeRuntime::Run() {
     }
     Op& op = stream->queue.front();  // stays in the queue while it runs: its memory is in use
     stream->running = true;
-    int error = sticky_ != 0 ? sticky_ : op.error;
+    // Behind a failure nothing of the stream runs until it has been told.
+    int error = sticky_ != 0 ? sticky_ : stream->error != 0 ? stream->error : op.error;
     std::string fault;
     lock.unlock();
     if (error == 0) {
