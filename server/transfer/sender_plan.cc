@@ -320,6 +320,8 @@ void SenderTransfer::MaybePlan() {
   std::vector<uint32_t> batch = WrittenChunks();
   // In this order: a chunk's event was added before it was told to be written.
   if (batch.empty() || !EventsReached(&SenderTransfer::MaybePlan)) return;
+  // Before any of it is read: reading a hole fills it, and nobody could tell afterwards that the file had been cut.
+  if (absl::Status whole = source_->LookAtMemory(); !whole.ok()) return Fail(std::move(whole));
   planning_ = true;
   for (uint32_t chunk : batch) chunk_state_[chunk] = ChunkState::kPlanning;
   ScanBatch(std::make_shared<std::vector<uint32_t>>(std::move(batch)));

@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -52,11 +53,18 @@ class Podman:
         self._environment = {**os.environ, "CONTAINERS_CONF": str(config)}
         self._program = ["podman", "--root", str(folder / "storage"), "--runroot", str(folder / "run")]
 
-    def run(self, *words, check=True, timeout=300, **options):
-        done = subprocess.run([*self._program, *map(str, words)], capture_output=True, text=True, check=False,
-                              env=self._environment, timeout=timeout, stdin=subprocess.DEVNULL, **options)  # fmt: skip
+    def run(self, *words, check=True, timeout=300):
+        with subprocess.Popen([*self._program, *map(str, words)], text=True, env=self._environment,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              start_new_session=True) as process:  # fmt: skip
+            try:
+                out, errors = process.communicate(timeout=timeout)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # a build has compilers of its own
+                raise
+        done = subprocess.CompletedProcess(process.args, process.returncode, out, errors)
         if check and done.returncode != 0:
-            raise AssertionError(f"podman {' '.join(map(str, words))}: {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+            raise AssertionError(f"podman {' '.join(map(str, words))}: {done.returncode}\n{out[-4000:]}{errors[-4000:]}")
         return done
 
     def start(self, *words):

@@ -51,8 +51,9 @@ class ProbeCases : public RpcCases {
       const auto reader = decode_worker().WatchTransfer(context.get(), watch);
       v1::WatchTransferResponse event;
       while (reader->Read(&event)) {
-        if (event.has_terminal())
+        if (event.has_terminal()) {
           EXPECT_EQ(event.terminal().state(), v1::TRANSFER_STATE_COMMITTED) << event.terminal().message();
+        }
       }
       EXPECT_RPC_OK(reader->Finish());
     }

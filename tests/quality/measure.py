@@ -39,8 +39,11 @@ def policy_of(variant: Variant, prefill: Prefill) -> Any:
     options = dict(variant.policy, budget=variant.budget)
     if variant.scores == "mean":
         options["scores"] = prefill.scores.mean(axis=0)
+    elif variant.scores == "queries":
+        tokens, count = prefill.kv.shape[2], prefill.queries.shape[1]
+        options["queries"] = skv.recent_queries(prefill.queries, range(tokens - count, tokens))
     elif variant.scores:
-        options["scores"] = getattr(prefill, variant.scores)
+        options["scores"] = prefill.scores
     return skv.policy(**options)
 
 

@@ -38,9 +38,10 @@ class Prefill:
 
     kv: NDArray[np.float16]
     # [layers, tokens]: attention each token received in a layer, divided by the queries that could see it, averaged over
-    # heads: of all queries, and of the last 64.
+    # heads.
     scores: Floats = field(default_factory=lambda: np.empty(0, np.float32))
-    scores_last: Floats = field(default_factory=lambda: np.empty(0, np.float32))
+    # [layers, 64, heads, head_dim]: the queries of the last positions, after RoPE.
+    queries: NDArray[np.float16] = field(default_factory=lambda: np.empty(0, np.float16))
 
 
 class Model:
@@ -75,12 +76,13 @@ class Model:
 
     def prefill(self, ids: NDArray[np.int64]) -> Prefill:
         kv = np.empty((self.layers, 2, len(ids), self.kv_heads, self.head_dim), np.float16)
-        sums = np.zeros((2, self.layers, len(ids)), np.float64)
-        self._forward(ids, None, kv, sums)
+        sums = np.zeros((self.layers, len(ids)), np.float64)
+        queries = np.empty((self.layers, min(64, len(ids)), self.heads, self.head_dim), np.float16)
+        prefill = Prefill(kv, queries=queries)
+        self._forward(ids, None, prefill, sums)
         seen = len(ids) - np.arange(len(ids))
-        all_queries = sums[0] / (seen * self.heads)
-        last = sums[1] / (np.minimum(seen, 64) * self.heads)
-        return Prefill(kv, all_queries.astype(np.float32), last.astype(np.float32))
+        prefill.scores = (sums / (seen * self.heads)).astype(np.float32)
+        return prefill
 
     def continue_over(
         self, ids: NDArray[np.int64], past: NDArray[np.float16], position: int, last: int | None = None
@@ -106,7 +108,7 @@ class Model:
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
     def _forward(
-        self, ids: NDArray[np.int64], past: Floats | None, kv: NDArray[np.float16] | None, sums: Any, position: int = 0
+        self, ids: NDArray[np.int64], past: Floats | None, kept: Prefill | None, sums: Any, position: int = 0
     ) -> Floats:
         w, count = self.weights, len(ids)
         before = 0 if past is None else past.shape[2]
@@ -118,8 +120,9 @@ class Model:
             q = self._rope((h @ w[name + "attn_q.weight"].T).reshape(count, self.heads, self.head_dim), position)
             k = self._rope((h @ w[name + "attn_k.weight"].T).reshape(count, self.kv_heads, self.head_dim), position)
             v = (h @ w[name + "attn_v.weight"].T).reshape(count, self.kv_heads, self.head_dim)
-            if kv is not None:
-                kv[layer, 0], kv[layer, 1] = k, v
+            if kept is not None:
+                kept.kv[layer, 0], kept.kv[layer, 1] = k, v
+                kept.queries[layer] = q[-kept.queries.shape[1] :]
             if past is not None:
                 k, v = np.concatenate([past[layer, 0], k]), np.concatenate([past[layer, 1], v])
             out = np.empty((count, self.heads, self.head_dim), np.float32)
@@ -132,8 +135,7 @@ class Model:
                 weights /= weights.sum(axis=1, keepdims=True)
                 out[:, head] = weights @ v[:, shared]
                 if sums is not None:
-                    sums[0, layer] += weights.sum(axis=0)
-                    sums[1, layer] += weights[-64:].sum(axis=0)
+                    sums[layer] += weights.sum(axis=0)
             x = x + out.reshape(count, -1) @ w[name + "attn_output.weight"].T
             h = self._norm(x, name + "ffn_norm.weight")
             gate = h @ w[name + "ffn_gate.weight"].T

@@ -9,6 +9,9 @@ from goals import best_of_paper, goals, mean
 from measure import Results
 from variants import BUDGETS, ENERGIES, OURS, PAPER, all_variants
 
+# From here on the page is written by hand.
+_KEPT = "\n## Outliers\n"
+
 _PAGE = """\
 # Quality: what a budget costs
 
@@ -31,7 +34,8 @@ passkey at depths from 2 to 98 %, right where greedy decoding gives all its digi
 - dPPL: change of perplexity, and the standard error of its mean over segments
 - top-1: share of scored tokens whose most likely next token is the same as with exact KV
 - attention: scores by layer, received attention divided by the queries that could see the token; "one order": averaged over layers;
-  "energies": no scores, OPTIMAL sees the values alone, which is what an engine gets that gives none; "last 64 queries": attention of those alone
+  "energies": no scores, OPTIMAL sees the values alone, which is what an engine gets that gives none; "last 64 queries": attention of those
+  alone, which the daemon computes (RECENT_QUERIES)
 - paper: the allocators of the SpectrumKV paper with its quantiser (tiers RAW, P8, P4), scores in one order; those that drop tokens have RAW
   and, TWO_TIER, P8. With everything counted P4 alone costs .27, so below that only what drops is left of the paper
 
@@ -120,5 +124,7 @@ def plot(results: Results, path: pathlib.Path) -> None:
 def write_page(results: Results, folder: pathlib.Path) -> None:
     segments = max((len(rows) for rows in results.rows.values()), default=0)
     about = {**results.about, "segments": segments, "trials": len(results.needles.get("exact", []))}
-    (folder / "quality.md").write_text(_PAGE.format(table=table(results), goals=_goal_table(results), **about))
+    page = folder / "quality.md"
+    kept = page.read_text().partition(_KEPT)[2] if page.exists() else ""
+    page.write_text(_PAGE.format(table=table(results), goals=_goal_table(results), **about) + (_KEPT + kept if kept else ""))
     plot(results, folder / "quality.png")

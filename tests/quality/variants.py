@@ -20,7 +20,7 @@ _NEEDLE_BUDGETS = (0.3, 0.2, 0.16)
 
 @dataclass
 class Variant:
-    """scores: "" none; "scores" or "scores_last", by layer; "mean", of all layers together."""
+    """scores: "" none; "scores", by layer; "mean", of all layers together; "queries": the daemon computes them from the last ones."""
 
     name: str
     budget: float
@@ -55,7 +55,7 @@ def _uniform(name: str, tier: str, budget: float) -> Variant:
 
 
 def all_variants() -> list[Variant]:
-    out = _optimal(OURS, BUDGETS, "scores") + _optimal(ENERGIES, BUDGETS, "") + _optimal(RECENT, (0.3, 0.2), "scores_last")
+    out = _optimal(OURS, BUDGETS, "scores") + _optimal(ENERGIES, BUDGETS, "") + _optimal(RECENT, (0.3, 0.2), "queries")
     out += _optimal("OPTIMAL, attention, one order", (0.3, 0.2), "mean")
     out += [Variant("GREEDY, attention, one order", budget, {"allocator": "GREEDY"}, "mean") for budget in (0.3, 0.2)]
     out += [_uniform("UNIFORM", tier, budget) for tier, budget in (("Q8", 0.55), ("Q4", 0.31), ("Q3", 0.23), ("Q2", 0.16))]

@@ -158,7 +158,7 @@ class CtlTest(unittest.TestCase):
         code, _, err = self.prefill.ctl("profile", os.path.join(self.folder, "kv.npy"), "--model", "known", "--output",
                                         os.path.join(profiles, "mine.yaml"))
         self.assertEqual(code, 0, err)
-        daemon = Daemon(os.path.join(self.folder, "profiled"), **{"policy.profile_dir": profiles})
+        daemon = daemon_in(os.path.join(self.folder, "profiled"), policy__profile_dir=profiles)
         self.addCleanup(daemon.stop)
         for model, profile in (("known", "mine"), ("unknown", "default")):
             pool = daemon.json("put", self.raw, *self.shape, "--model", model, "--blocks", "0-4")["pool_id"]
@@ -169,7 +169,7 @@ class CtlTest(unittest.TestCase):
         with open(os.path.join(profiles, "broken.yaml"), "w", encoding="utf-8") as file:
             file.write("model: [")
         with self.assertRaisesRegex(RuntimeError, "broken.yaml:1:"):
-            Daemon(os.path.join(self.folder, "broken"), **{"policy.profile_dir": profiles})
+            daemon_in(os.path.join(self.folder, "broken"), policy__profile_dir=profiles)
 
     def test_budget_for_a_time(self):
         source, destination = self.pools("8")

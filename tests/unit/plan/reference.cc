@@ -29,6 +29,7 @@ long double LogImportance(const RandomCase& c, uint32_t position, int layer) {
   long double log_a = 0;
   switch (p.importance) {
     case ImportanceSource::kScores:
+    case ImportanceSource::kRecentQueries:  // scores that the daemon computed
       log_a = std::log(static_cast<long double>(p.scores[layer * c.tokens + position]));
       break;
     case ImportanceSource::kPosition: {

@@ -168,18 +168,19 @@ TEST_F(SeamTest, AChunkCutShortAnywhereIsRefused) {
 
 // Of the frames that open, plan and end a transfer: no prefix of one is taken for another, and nobody waits for ever.
 TEST_F(SeamTest, AFrameCutShortAnywhereEndsOrIsSentAgain) {
+  progress_timeout_ms_ = 500;
   BuildOneStream();
   int cut = 0;
   for (const char* from : {"a", "b"}) {
     for (const uint64_t index : {0, 1}) {
-      for (const size_t left : {0, 1, 2, 3, 5, 9, 17, 33, 65}) {
+      for (const size_t left : {0, 1, 2, 9, 33}) {
         SCOPED_TRACE(std::string(from) + " frame " + std::to_string(index) + " to " + std::to_string(left));
         std::atomic<bool> done{false};
         network_->SetFaultHook([&](const FaultPoint& point) {
           const bool here = !point.data && point.from == from && point.index == index && !done.exchange(true);
           return here ? Fault{Fault::Kind::kTruncate, 0, 1, left} : Fault{};
         });
-        const Ends ends = Move(Raw(), 3000);
+        const Ends ends = Move(Raw(), 800);
         cut += done ? 1 : 0;
         EXPECT_TRUE(IsTerminal(ends.sent.state) && IsTerminal(ends.received.state));
         const bool received = ends.received.state == TransferState::kCommitted;
@@ -189,7 +190,7 @@ TEST_F(SeamTest, AFrameCutShortAnywhereEndsOrIsSentAgain) {
       }
     }
   }
-  EXPECT_EQ(cut, 36);
+  EXPECT_EQ(cut, 20);
 }
 
 // A backend, or memory behind it, that flips one bit of what it has coded: the receiver refuses before it decodes.
@@ -212,7 +213,7 @@ TEST_F(SeamTest, EveryBitThatACodecFlipsIsRefused) {
       ++flips;
       ASSERT_EQ(ends.sent.state, TransferState::kFailed) << "bit " << bit << " of " << bits;
       ASSERT_EQ(ends.received.state, TransferState::kFailed) << "bit " << bit << " of " << bits;
-      const bool version = bit / 8 == 4 || bit / 8 == 5;
+      const bool version = bit / 8 >= 4 && bit / 8 < 8;  // and the length of the header, which is the version's
       EXPECT_EQ(ends.received.error.code(), version ? absl::StatusCode::kUnimplemented : absl::StatusCode::kDataLoss)
           << "bit " << bit << ": " << ends.received.error;
     }
@@ -243,14 +244,15 @@ TEST_F(SeamTest, WrongCodesUnderARightChecksumShowInTheSampledError) {
     backend_.SpoilEncoded(spoil(1, 0x80));
     const double wrong = ErrorOf(Uniform(tier));
     EXPECT_GT(wrong, 1.3 * honest) << "the highest bit of every byte";
-    double one_bit = 0;
+    std::printf("%s: error %.4f, with wrong bits %.4f", TierName(tier), honest, wrong);
     if (tier == Tier::kP8 || tier == Tier::kQ8) {
       // One bit of a section: 8-bit codes are good enough for that to show.
       backend_.SpoilEncoded(spoil(size_t{1} << 30, 0x80));
-      one_bit = ErrorOf(Uniform(tier));
+      const double one_bit = ErrorOf(Uniform(tier));
       EXPECT_GT(one_bit, 1.3 * honest);
+      std::printf(", with one %.4f", one_bit);
     }
-    std::printf("%s: error %.4f, with wrong bits %.4f, with one %.4f\n", TierName(tier), honest, wrong, one_bit);
+    std::puts("");
     backend_.SpoilEncoded(nullptr);
   }
 }
