@@ -67,8 +67,8 @@ absl::Status CheckOutcome(const Trial& trial, const TrialOutcome& outcome) {
   return absl::OkStatus();
 }
 
-// Every trial at every tier, each once, and no transfer twice.
-absl::Status CheckComplete(const std::vector<Trial>& trials, const std::vector<Tier>& tiers,
+// Trials at tiers of the probe, each at most once, and no transfer twice.
+absl::Status CheckOutcomes(const std::vector<Trial>& trials, const std::vector<Tier>& tiers,
                            const std::vector<TrialOutcome>& outcomes) {
   std::set<std::pair<std::string, Tier>> seen;
   std::set<std::string> transfers;
@@ -79,12 +79,7 @@ absl::Status CheckComplete(const std::vector<Trial>& trials, const std::vector<T
     if (!transfers.insert(outcome.transfer_id).second) return InvalidTrial(outcome, "has the transfer of another one");
     if (absl::Status ok = CheckOutcome(*trial, outcome); !ok.ok()) return ok;
   }
-  const size_t wanted = trials.size() * tiers.size();
-  if (seen.size() == wanted) return absl::OkStatus();
-  return Invalid("INVALID_TRIAL",
-                 "results are " + std::to_string(seen.size()) + ", the probe has " + std::to_string(wanted) +
-                     " (trials times tiers)",
-                 {{"given", std::to_string(seen.size())}, {"expected", std::to_string(wanted)}});
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -193,6 +188,8 @@ std::vector<Verdict> QualityGate::VerdictsOf(const Probe& probe, const std::vect
 absl::StatusOr<std::vector<Verdict>> QualityGate::Report(const Caller& caller, const std::string& probe_id,
                                                          const std::vector<TrialOutcome>& outcomes,
                                                          const CheckTransfer& check) {
+  // One report after the other: they add to each other.
+  std::lock_guard<std::mutex> one_at_a_time(report_mutex_);
   Probe probe;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -203,11 +200,20 @@ absl::StatusOr<std::vector<Verdict>> QualityGate::Report(const Caller& caller, c
     }
     probe = it->second;
   }
-  if (absl::Status ok = CheckComplete(probe.trials, probe.tiers, outcomes); !ok.ok()) return ok;
+  if (outcomes.empty()) return Invalid("INVALID_TRIAL", "results are empty");
+  probe.outcomes.insert(probe.outcomes.end(), outcomes.begin(), outcomes.end());
+  if (absl::Status ok = CheckOutcomes(probe.trials, probe.tiers, probe.outcomes); !ok.ok()) return ok;
   for (const TrialOutcome& outcome : outcomes) {
     if (absl::Status ok = check(outcome.transfer_id, probe.pool_id, outcome.tier); !ok.ok()) return ok;
   }
-  std::vector<Verdict> verdicts = VerdictsOf(probe, outcomes);
+  if (probe.outcomes.size() < probe.trials.size() * probe.tiers.size()) {
+    probe.expires_ns = parts_.clock->NowNs() + options_.probe_ttl_ms * 1'000'000;
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = probes_.find(probe_id);
+    if (it != probes_.end()) it->second = std::move(probe);
+    return std::vector<Verdict>();
+  }
+  std::vector<Verdict> verdicts = VerdictsOf(probe, probe.outcomes);
   if (absl::Status put = parts_.verdicts->Put(verdicts); !put.ok()) return put;
   for (const Verdict& verdict : verdicts) {
     for (const TrialKind kind : kTrialKinds) parts_.judged(kind, verdict.scores[static_cast<size_t>(kind) - 1]);

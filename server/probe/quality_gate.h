@@ -82,9 +82,10 @@ class QualityGate {
   absl::StatusOr<StartedProbe> Start(const Caller& caller, const std::string& pool_id, const ModelName& model,
                                      const std::vector<Tier>& tiers, uint32_t prompt_characters, uint64_t seed);
 
-  // `check` says whether a transfer of the caller carried a trial of a pool at a tier. NOT_FOUND UNKNOWN_PROBE, also
-  // for another caller's; INVALID_ARGUMENT INVALID_TRIAL (unknown, twice, missing, an outcome of another kind),
-  // OUT_OF_RANGE; what `check` and VerdictBook::Put answer. The probe goes on then.
+  // Of some trials; none of them was reported before. No verdict until the last one has been. `check` says whether a
+  // transfer of the caller carried a trial of a pool at a tier: asked at once, a daemon forgets transfers that have
+  // ended. NOT_FOUND UNKNOWN_PROBE, also for another caller's; INVALID_ARGUMENT INVALID_TRIAL (none, unknown, twice, an
+  // outcome of another kind), OUT_OF_RANGE; what `check` and VerdictBook::Put answer. Nothing of such a report counts.
   using CheckTransfer =
       std::function<absl::Status(const std::string& transfer_id, const std::string& pool_id, Tier tier)>;
   absl::StatusOr<std::vector<Verdict>> Report(const Caller& caller, const std::string& probe_id,
@@ -103,6 +104,7 @@ class QualityGate {
     std::vector<Tier> tiers;
     std::vector<Trial> trials;
     int64_t expires_ns = 0;
+    std::vector<TrialOutcome> outcomes;
   };
   bool IsOpen(const Caller& caller, const ModelName& model, Tier tier) const;
   absl::Status MakeRoom(const Caller& caller);  // REQUIRES mutex_
@@ -110,6 +112,7 @@ class QualityGate {
 
   const GateOptions options_;
   const Parts parts_;
+  std::mutex report_mutex_;  // before mutex_
   mutable std::mutex mutex_;
   std::map<std::string, Probe> probes_;
 };

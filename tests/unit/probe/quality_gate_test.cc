@@ -190,9 +190,8 @@ TEST_F(GateTest, ReportsThatDoNotFitChangeNothing) {
     return ReasonOf(gate_->Report(caller, probe->id, outcomes, kFine).status());
   };
   EXPECT_EQ(reason(good, kOther), "UNKNOWN_PROBE");
+  EXPECT_EQ(reason({}), "INVALID_TRIAL");
   auto bad = good;
-  bad.pop_back();
-  EXPECT_EQ(reason(bad), "INVALID_TRIAL") << "one is missing";
   bad.push_back(good[0]);
   EXPECT_EQ(reason(bad), "INVALID_TRIAL") << "one is there twice";
   bad = good;
@@ -226,6 +225,25 @@ TEST_F(GateTest, ReportsThatDoNotFitChangeNothing) {
   EXPECT_EQ(judged_, 0u);
   EXPECT_TRUE(gate_->ListFor(kUser, "").empty());
   EXPECT_EQ(reason(good), "") << "the probe went on";
+}
+
+TEST_F(GateTest, TrialsCanBeReportedOneByOne) {
+  Make(Mode::kEnforce);
+  const auto probe = gate_->Start(kUser, "pool", kModel, {Tier::kQ4}, 1500, 5);
+  const auto good = Outcomes(*probe, {Tier::kQ4}, 3);
+  for (size_t i = 0; i < good.size(); ++i) {
+    clock_.AdvanceMs(900);  // of 1000 since the last report
+    const auto verdicts = gate_->Report(kUser, probe->id, {good[i]}, kFine);
+    ASSERT_TRUE(verdicts.ok()) << verdicts.status();
+    ASSERT_EQ(verdicts->size(), i + 1 < good.size() ? 0u : 1u);
+    EXPECT_EQ(judged_, i + 1 < good.size() ? 0u : 9u);
+    if (i + 1 == good.size()) break;
+    EXPECT_EQ(ReasonOf(gate_->Report(kUser, probe->id, {good[i]}, kFine).status()), "INVALID_TRIAL") << "again";
+    auto stolen = good[i + 1];
+    stolen.transfer_id = good[0].transfer_id;
+    EXPECT_EQ(ReasonOf(gate_->Report(kUser, probe->id, {stolen}, kFine).status()), "INVALID_TRIAL") << "of an earlier one";
+  }
+  EXPECT_EQ(Judged().gate.closed, (std::vector<Tier>{Tier::kQ3}));
 }
 
 TEST_F(GateTest, WhatMayBeProbed) {

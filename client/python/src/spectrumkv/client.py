@@ -198,7 +198,7 @@ class Client:
     def report_trials(
         self, probe_id: str, results: Sequence[probe_service_pb2.TrialResult]
     ) -> list[probe_service_pb2.Verdict]:
-        """Ends a probe (spectrumkv.probe); its verdicts, which hold from now on."""
+        """Adds to what came of a probe's trials (spectrumkv.probe). The last one ends it: its verdicts, which hold from now on."""
         request = probe_service_pb2.ReportTrialsRequest(probe_id=probe_id, results=results)
         return list(rpc(self.probes.ReportTrials, request, self.timeout_s).verdicts)
 

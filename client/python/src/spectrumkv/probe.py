@@ -74,17 +74,18 @@ def run_probe(
         tiers=[policy_pb2.Tier.Value(f"TIER_{tier}") for tier in tiers], prompt_characters=prompt_characters, seed=seed
     )
     probe = pool.call(client.probes.StartProbe, request)
-    results = []
+    verdicts: list[probe_service_pb2.Verdict] = []
     for trial in probe.trials:
         prompt = _prefill(model, trial)
         for tier in tiers:
             name = f"probe-{probe.probe_id}-{trial.trial_id}-{tier}"
             chosen = policy(allocator="UNIFORM", uniform_tier=tier, override_quality_gate=True)
             landed, _ = round_trip(client, name, pool, prompt.kv, blocks, into, chosen, peer=probe.peer)
-            results.append(_result(model, prompt, landed, tier, name))
+            # At once: the daemon looks at the transfer, and forgets those that have ended.
+            verdicts = client.report_trials(probe.probe_id, [_result(model, prompt, landed, tier, name)])
             if on_progress is not None:
                 on_progress(f"trial {trial.trial_id} of {len(probe.trials)} at {tier}")
-    return client.report_trials(probe.probe_id, results)
+    return verdicts
 
 
 def _prefill(model: ProbeModel, trial: Any) -> _Prompt:
