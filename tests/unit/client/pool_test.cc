@@ -47,7 +47,8 @@ struct FakeState {
   int holds = 0;
   bool answers_holds = true;
   std::set<std::string> request_ids;
-  std::string next_event;  // sent to the hold at its next ping
+  std::string next_event;  // sent to the hold at its next ping, and ends its pool
+  std::set<std::string> ended;
   int stale_sends = 0;     // refused so far
   std::vector<std::string> sent_to_pools;
   int watches = 0;
@@ -95,6 +96,8 @@ class FakeWorkerService final : public v1::WorkerService::Service {
       v1::HoldPoolResponse response;
       {
         const std::lock_guard<std::mutex> lock(state_.mutex);
+        if (state_.ended.count(request.pool().pool_id()) != 0) return Error(grpc::StatusCode::NOT_FOUND, "UNKNOWN_POOL");
+        if (!state_.next_event.empty()) state_.ended.insert(request.pool().pool_id());
         ++state_.pings;
         response.set_event(state_.next_event);
         state_.next_event.clear();
