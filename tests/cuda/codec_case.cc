@@ -222,8 +222,9 @@ class CaseRunner {
       const uint32_t skip = static_cast<uint32_t>(test_.seed % 6);
       Workspace workspace;
       ScalarBackend()->Spread(dims_, source_.source(p), centred, skip, &workspace, expected.data());
+      const gpu::SpreadJob job{dims_, source_.device(p, &runs_[p]), centred, skip, got.data()};  // moves the runs
       executor_->Allow({RangeOf(source_.memory()), RangeOf(runs_[p]), RangeOf(got)});
-      executor_->Spread(gpu::SpreadJob{dims_, source_.device(p, &runs_[p]), centred, skip, got.data()});
+      executor_->Spread(job);
       for (uint32_t t = 0; t < dims_.tokens; ++t) {
         if (got[t] != expected[t]) return "spread of token " + std::to_string(t);
       }

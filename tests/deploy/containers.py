@@ -1,9 +1,10 @@
 """Images and containers by podman, without a registry and beside whatever podman has here already.
 
 Everything lies in one folder (SPECTRUMKV_CONTAINERS, of the build): images, containers, the base image made by
-debootstrap. It is kept, so that a second run builds only what changed; `rm -rf` after `podman --root ... system reset`.
+debootstrap. It is kept, so that a second run builds only what changed, and may be removed at any time but during one.
 """
 
+import atexit
 import json
 import os
 import pathlib
@@ -38,6 +39,8 @@ def prepare():
     probe = podman.run("info", "--format", "{{.Store.GraphDriverName}}", check=False)
     if probe.returncode != 0:
         skip(f"podman does not work here: {probe.stderr.strip().splitlines()[-1:]}")
+    podman.sweep()
+    atexit.register(podman.leave)
     podman.make_base()
     return podman
 
@@ -71,6 +74,15 @@ class Podman:
         """A podman that goes on beside us."""
         return subprocess.Popen([*self._program, *map(str, words)], env=self._environment, text=True,
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+
+    def sweep(self):
+        """Removes what a run left that was ended in the midst of a build."""
+        subprocess.run(["buildah", *self._program[1:], "rm", "--all"], env=self._environment, check=False,
+                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=300)  # fmt: skip
+
+    def leave(self):
+        """Unmounts what podman leaves mounted, so that the folder is like any other again."""
+        subprocess.run(["umount", self.folder / "storage/overlay"], check=False, stderr=subprocess.DEVNULL, timeout=60)
 
     def exists(self, image):
         return self.run("image", "exists", image, check=False).returncode == 0

@@ -40,6 +40,7 @@ class GpuDaemonTest : public RpcFixture {
 
   static grpc::Status Try(v1::WorkerService::Stub& worker, const v1::PoolSchema& schema, v1::PoolRef* pool) {
     v1::RegisterPoolRequest request;
+    request.set_request_id(NewTransferId("pool"));
     *request.mutable_schema() = schema;
     v1::RegisterPoolResponse response;
     const grpc::Status status = worker.RegisterPool(Context().get(), request, &response);
@@ -207,10 +208,12 @@ TEST(RealDaemonTest, SaysWhetherThereIsAGpuAndServesHostPools) {
   const auto worker =
       v1::WorkerService::NewStub(grpc::CreateChannel(daemon->worker_target(), grpc::InsecureChannelCredentials()));
   v1::RegisterPoolRequest request;
+  request.set_request_id("host");
   *request.mutable_schema() = SmallPool();
   v1::RegisterPoolResponse response;
   grpc::ClientContext host_context, gpu_context;
   EXPECT_RPC_OK(worker->RegisterPool(&host_context, request, &response));
+  request.set_request_id("gpu");
   request.mutable_schema()->mutable_segments(0)->mutable_daemon_owned()->set_device(
       "GPU-00000000-0000-0000-0000-000000000000");
   const std::string reason = ReasonOfRpc(worker->RegisterPool(&gpu_context, request, &response));

@@ -1,6 +1,7 @@
 // Every RPC of every service has been called through a real daemon, once with success and once with an error. The cases
 // are in rpc_*_cases.cc; this checks, after them all, that none was forgotten: an RPC that is new and has no cases
 // fails.
+#include <algorithm>
 #include <string>
 
 #include "tests/integration/rpc_fixture.h"
@@ -40,12 +41,12 @@ CoverageCheck* const g_check = [] {
 
 }  // namespace
 
-// Of all suites: each has daemons and a ledger of its own.
+// Each suite has a ledger of its own, and tells it after every test.
 void KeepLedger(const std::map<std::string, CallLedger::Ends>& ends) {
-  for (const auto& [method, now] : ends) {
+  for (const auto& [method, count] : ends) {
     CallLedger::Ends& kept = g_check->ends_[method];
-    kept.ok += now.ok;
-    kept.failed += now.failed;
+    kept.ok = std::max(kept.ok, count.ok);
+    kept.failed = std::max(kept.failed, count.failed);
   }
 }
 

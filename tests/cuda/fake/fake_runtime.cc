@@ -1,5 +1,7 @@
 #include "tests/cuda/fake/fake_runtime.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -318,6 +320,9 @@ FakeRuntime::FakeStream* FakeRuntime::Pick() {
 
 // The device: one operation after another, of any stream that has one, while somebody waits.
 void FakeRuntime::Run() {
+  sigset_t all;  // signals are for the program's own threads
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stopping_) {
     FakeStream* const stream = waiting_ > 0 ? Pick() : nullptr;
@@ -327,7 +332,8 @@ void FakeRuntime::Run() {
     }
     Op& op = stream->queue.front();  // stays in the queue while it runs: its memory is in use
     stream->running = true;
-    int error = sticky_ != 0 ? sticky_ : op.error;
+    // Behind a failure nothing of the stream runs until it has been told.
+    int error = sticky_ != 0 ? sticky_ : stream->error != 0 ? stream->error : op.error;
     std::string fault;
     lock.unlock();
     if (error == 0) {

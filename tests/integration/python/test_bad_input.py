@@ -464,6 +464,7 @@ SHAPES = {
     "layers": ({}, dict(layers=[0, 2]), "groups[0].layers"),
     "number of layers": ({}, dict(layers=[0, 1, 2]), "groups[0].layers"),
     "kind": ({}, dict(sliding_window_tokens=4), "groups[0].kind"),
+    "latent": ({}, dict(has_v=False), "groups[0].kind"),
 }
 
 
@@ -480,8 +481,10 @@ def test_schemas_that_do_not_fit(name, pull, source, target, prefill, decode, tr
             move(transfer_id, source, target, prefill, decode, here, there, TOKENS, policy=skv.policy(**RAW), pull=pull)
         assert (failed.value.code, failed.value.reason) == ("FAILED_PRECONDITION", "SCHEMA_MISMATCH")
         assert field in failed.value.report.message
-        with refused("FAILED_PRECONDITION", "SCHEMA_MISMATCH"):  # the other half says so, too
+        with refused("FAILED_PRECONDITION", "SCHEMA_MISMATCH"):  # the other half says so, too, and by the same field
             source.wait(transfer_id, timeout_s=20)
+        assert field in source.get_transfer(transfer_id).message
+        assert source.get_transfer(transfer_id).attempts <= 1  # nobody tried again: one exchange told both
         assert (there.pool.segment.memory == 0xA5).all()
     assert prefill.errors() + decode.errors() > before
 
@@ -500,9 +503,15 @@ def test_token_counts_that_differ(sides, source, target, decode, transfer_id, ne
 def test_conversion_that_would_round(source, target, prefill, decode, transfer_id, next_is_served):
     here = make_side(source, prefill, [small_group()], {0: [3, 1, 2]})
     there = make_side(target, decode, [small_group(dtype="bfloat16")], {0: [5, 0, 7]})
-    with here.pool, there.pool, refused("FAILED_PRECONDITION", "SCHEMA_MISMATCH"):
-        move(transfer_id, source, target, prefill, decode, here, there, TOKENS, policy=skv.policy(**RAW),
-             exact_conversion=True)  # fmt: skip
+    with here.pool, there.pool:
+        with refused("FAILED_PRECONDITION", "SCHEMA_MISMATCH"):
+            move(transfer_id, source, target, prefill, decode, here, there, TOKENS, policy=skv.policy(**RAW),
+                 exact_conversion=True)  # fmt: skip
+        with refused("FAILED_PRECONDITION", "SCHEMA_MISMATCH"):
+            source.wait(transfer_id, timeout_s=20)
+        for client in (source, target):
+            told = client.get_transfer(transfer_id).message
+            assert "groups[0].data_type: float16 and bfloat16" in told
 
 
 def test_transfer_id_used_before(sides, source, target, prefill, decode, transfer_id, counted, next_is_served):

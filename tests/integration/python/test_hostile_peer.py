@@ -169,7 +169,8 @@ def test_chunk_before_accept(expected, peer, target, transfer_id):
 
 def test_chunks_without_credit(transfer_id):
     """One slot, one slow thread, and many small chunks that take long to decode."""
-    with running(memory__receive_slots=1, codec__threads=1, codec__backend="scalar") as daemon, daemon.client() as client:
+    keys = dict(memory__receive_slots=1, codec__threads=1, codec__backend="scalar", transfer__progress_timeout_ms=60000)
+    with running(**keys) as daemon, daemon.client() as client:
         group = hostile_group(layers=range(30), heads=8, head_dim=128, block_tokens=256, num_blocks=1)
         side = make_side(client, daemon, [group], {0: [0]})
         with side.pool, HostilePeer(daemon.peer, transfer_id, group, 256) as peer:

@@ -76,6 +76,10 @@ class FakeWorker(worker_service_pb2_grpc.WorkerServiceServicer):
         return response
 
     def HoldPool(self, requests, context):
+        first = next(requests)
+        self._check(first.pool, context)
+        self.pings.put(first.pool)
+
         def read():
             try:
                 for request in requests:

@@ -164,7 +164,7 @@ def test_registers_again_when_the_daemon_says_that_it_may(daemon, client, group)
         daemon.worker.registration_failures = [full, full]
         daemon.worker.restart()
         daemon.worker.hold_events.put("LEASE_EXPIRED")
-        until(lambda: pool.registrations == 2)
+        until(lambda: pool.registrations == 2, timeout_s=20)
         at = daemon.worker.registered_at
         assert len(at) == 4 and min(at[3] - at[2], at[2] - at[1]) >= 0.7
 

@@ -96,10 +96,11 @@ def test_users_are_told_of_wrong_types(installed, tmp_path):
     right, wrong = tmp_path / "right.py", tmp_path / "wrong.py"
     right.write_text(USER)
     wrong.write_text(WRONG)
-    command = [mypy, "--strict", f"--cache-dir={tmp_path}/cache", "--config-file=/dev/null", "--ignore-missing-imports"]
+    command = [mypy, "--strict", f"--cache-dir={tmp_path}/cache", "--config-file=", "--ignore-missing-imports"]
     done = subprocess.run([*command, right, wrong], env={**os.environ, "MYPYPATH": str(target)}, capture_output=True,
                           text=True, timeout=350)  # fmt: skip
-    errors = re.findall(r"^.*?(\w+)\.py:\d+: error: .*\[(.*)\]$", done.stdout, re.MULTILINE)
+    # As for a package in site-packages: what is wrong in the users' own files, and nothing else.
+    errors = re.findall(r"^.*?\b(right|wrong)\.py:\d+: error: .*\[(.*)\]$", done.stdout, re.MULTILINE)
     assert sorted(errors) == [("wrong", "arg-type"), ("wrong", "return-value")], done.stdout + done.stderr
 
 
