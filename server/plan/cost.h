@@ -29,6 +29,12 @@ struct Unit {
   std::vector<uint32_t> layers;  // indices into TransferShape::layers, ascending
 };
 
+// Do chunks of equal tiers have equal bytes in both?
+inline bool SameGeometry(const PlanLayer& a, const PlanLayer& b) {
+  return a.heads == b.heads && a.head_dim == b.head_dim && a.dtype == b.dtype && a.has_v == b.has_v &&
+         a.raw_only == b.raw_only;
+}
+
 // What the cost is counted in.
 struct CostRules {
   const Ladder* ladder = nullptr;

@@ -6,11 +6,6 @@
 namespace spectrumkv {
 namespace {
 
-bool SameGeometry(const PlanLayer& a, const PlanLayer& b) {
-  return a.heads == b.heads && a.head_dim == b.head_dim && a.dtype == b.dtype && a.has_v == b.has_v &&
-         a.raw_only == b.raw_only;
-}
-
 // Forces `map` to what the escapes of tokens [first, first + tokens) allow; returns (token, plane) pairs that changed.
 uint32_t ApplyEscapes(const LayerScan& scan, uint32_t first, uint32_t tokens, bool has_v, uint8_t* map) {
   uint32_t changed = 0;

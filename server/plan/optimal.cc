@@ -23,10 +23,6 @@ uint64_t CellCost(Tier tier, const PlanLayer& layer, bool payload_only) {
   return layer.heads * (CellBytes(tier, layer.head_dim, layer.dtype) + scale);
 }
 
-bool SameGeometry(const PlanLayer& a, const PlanLayer& b) {
-  return a.heads == b.heads && a.head_dim == b.head_dim && a.dtype == b.dtype && a.has_v == b.has_v;
-}
-
 bool HasRotated(const TierHull& hull) {
   return IsRotated(hull.lowest) ||
          std::any_of(hull.upgrades.begin(), hull.upgrades.end(), [](const Upgrade& u) { return IsRotated(u.to); });
