@@ -30,20 +30,31 @@ constexpr float kLeastExponent = -87.0f;   // below it ExpOf is 0
 constexpr float kExpShifter = 12582912.0f;
 constexpr float kLog2E = 1.44269504f, kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
 // exp(r) = 1 + r + r^2 * polynomial(r), by Horner; |r| <= ln 2 / 2, within 2 units of the last place (Cephes, expf).
-constexpr float kExpTerms[6] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
-                                4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+constexpr float kExpTerm0 = 1.9875691500e-4f, kExpTerm1 = 1.3981999507e-3f, kExpTerm2 = 8.3334519073e-3f,
+                kExpTerm3 = 4.1665795894e-2f, kExpTerm4 = 1.6666665459e-1f, kExpTerm5 = 5.0000001201e-1f;
+constexpr float kExpTerms[6] = {kExpTerm0, kExpTerm1, kExpTerm2, kExpTerm3, kExpTerm4, kExpTerm5};
 
-#if !defined(__CUDACC__)
+// a * b + c, rounded once.
+SPECTRUMKV_MATH float FusedMultiplyAdd(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(a, b, c);
+#else
+  return __builtin_fmaf(a, b, c);
+#endif
+}
 
 // REQUIRES: x <= 0.
 SPECTRUMKV_MATH float ExpOf(float x) {
   if (!(x >= kLeastExponent)) return 0.0f;
-  const float shifted = __builtin_fmaf(x, kLog2E, kExpShifter);
+  const float shifted = FusedMultiplyAdd(x, kLog2E, kExpShifter);
   const float n = shifted - kExpShifter;
-  const float r = __builtin_fmaf(n, -kLn2Low, __builtin_fmaf(n, -kLn2High, x));
-  float p = kExpTerms[0];
-  for (int i = 1; i < 6; ++i) p = __builtin_fmaf(p, r, kExpTerms[i]);
-  p = __builtin_fmaf(p, r * r, r) + 1.0f;
+  const float r = FusedMultiplyAdd(n, -kLn2Low, FusedMultiplyAdd(n, -kLn2High, x));
+  float p = FusedMultiplyAdd(kExpTerm0, r, kExpTerm1);
+  p = FusedMultiplyAdd(p, r, kExpTerm2);
+  p = FusedMultiplyAdd(p, r, kExpTerm3);
+  p = FusedMultiplyAdd(p, r, kExpTerm4);
+  p = FusedMultiplyAdd(p, r, kExpTerm5);
+  p = FusedMultiplyAdd(p, r * r, r) + 1.0f;
   return BitsFloat(FloatBits(p) + (FloatBits(shifted) << 23));  // times 2^n: the shifter's own low bits are 0
 }
 
@@ -54,8 +65,6 @@ SPECTRUMKV_MATH float SoftCap(float logit, float cap, float inverse_cap) {
   const float capped = cap * ((1.0f - e) / (1.0f + e));
   return BitsFloat(FloatBits(capped) | (FloatBits(logit) & 0x80000000));
 }
-
-#endif
 
 // The tokens that a query sees of a block: [first, last) of its 64, of `tokens` that exist.
 struct SeenTokens {

@@ -66,6 +66,25 @@ struct SpreadArgs {
   uint8_t* spreads;  // [tokens]
 };
 
+// One pass: some heads, some queries. Blocks are those of attend_math.h.
+struct AttendArgs {
+  uint32_t tokens;
+  uint32_t head_dim;
+  uint32_t blocks;
+  uint32_t head_first, heads;      // of the pass
+  uint32_t query_first, queries;   // of the pass
+  uint32_t query_count;            // of the job
+  uint32_t window;
+  float soft_cap, inverse_cap;
+  DevicePlane plane;
+  const float* values;        // [all heads, query_count, head_dim]
+  const uint32_t* positions;  // [query_count]
+  float* weights;             // [heads, blocks, queries, kAttendTokens]
+  float* tops;                // [heads, blocks, queries]
+  float* sums;                // likewise; then factors
+  float* scores;              // [all heads, tokens]
+};
+
 struct ZeroArgs {
   uint32_t first_token;
   uint32_t tokens;

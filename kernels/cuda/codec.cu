@@ -59,6 +59,13 @@ LaunchStatus LaunchSpread(const SpreadJob& job, Stream stream) {
   return launch.status();
 }
 
+LaunchStatus LaunchAttend(const AttendJob& job, void* workspace, size_t workspace_bytes, Stream stream) {
+  if (const char* wrong = Check(job, workspace, workspace_bytes)) return LaunchStatus{wrong, 0};
+  DeviceLauncher launch(stream);
+  RunAttend(job, workspace, launch);
+  return launch.status();
+}
+
 LaunchStatus LaunchZero(const ZeroJob& job, Stream stream) {
   if (const char* wrong = Check(job)) return LaunchStatus{wrong, 0};
   DeviceLauncher launch(stream);

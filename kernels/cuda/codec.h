@@ -93,6 +93,20 @@ struct SpreadJob {
   uint8_t* spreads = nullptr;  // [tokens]
 };
 
+// What queries attend to in K, for importance by recent queries: scores as Backend::Attend for each head.
+// dims.tokens: up to kMaxAttendTokens, the keys that are there.
+struct AttendJob {
+  ChunkDims dims;
+  DevicePlane k;
+  const float* values = nullptr;        // [heads, queries, head_dim], softmax scale applied; 16-byte aligned
+  const uint32_t* positions = nullptr;  // [queries], the same for all heads
+  uint32_t queries = 0;                 // that read one head
+  uint32_t window = 0;                  // as AttendQueries
+  float soft_cap = 0;
+  float* scores = nullptr;  // [heads, tokens]
+};
+constexpr uint32_t kMaxAttendTokens = 1 << 26;
+
 // Zeroes tokens [first_token, tokens) of a plane: the unused rest of the last page.
 struct ZeroJob {
   ChunkDims dims;
@@ -114,6 +128,9 @@ LaunchStatus LaunchEncode(const EncodeJob& job, void* workspace, size_t workspac
 LaunchStatus LaunchDecode(const DecodeJob& job, void* workspace, size_t workspace_bytes, Stream stream);
 LaunchStatus LaunchScan(const ScanJob& job, Stream stream);
 LaunchStatus LaunchSpread(const SpreadJob& job, Stream stream);
+// Of an attend job; it must be 16-byte aligned. About 16 MiB, more from 131,000 tokens on.
+size_t AttendWorkspaceBytes(const ChunkDims& dims, uint32_t queries);
+LaunchStatus LaunchAttend(const AttendJob& job, void* workspace, size_t workspace_bytes, Stream stream);
 LaunchStatus LaunchZero(const ZeroJob& job, Stream stream);
 
 // The devices this process could use, asked of the driver; without a driver or a device: 0, and why in words.

@@ -171,6 +171,9 @@ class Cuda final : public Runtime {
   LaunchStatus Spread(const SpreadJob& job, DeviceStream stream) override {
     return Launch(stream, [&] { return LaunchSpread(job, stream.stream); });
   }
+  LaunchStatus Attend(const AttendJob& job, void* workspace, size_t workspace_bytes, DeviceStream stream) override {
+    return Launch(stream, [&] { return LaunchAttend(job, workspace, workspace_bytes, stream.stream); });
+  }
   LaunchStatus ZeroTokens(const ZeroJob& job, DeviceStream stream) override {
     return Launch(stream, [&] { return LaunchZero(job, stream.stream); });
   }

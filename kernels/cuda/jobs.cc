@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/codec/attend_math.h"
 #include "kernels/codec/scan_math.h"
 #include "kernels/cuda/tuning.h"
 
@@ -11,8 +12,8 @@ namespace {
 bool Aligned(const void* pointer, size_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
 // In these ranges no kernel counts more than 2^29 threads, which fit in 32 bits.
-const char* CheckDims(const ChunkDims& dims) {
-  if (dims.tokens < 1 || dims.tokens > kMaxChunkTokens) return "dims.tokens";
+const char* CheckDims(const ChunkDims& dims, uint32_t most_tokens = kMaxChunkTokens) {
+  if (dims.tokens < 1 || dims.tokens > most_tokens) return "dims.tokens";
   if (dims.heads < 1 || dims.heads > kMaxHeads) return "dims.heads";
   if (dims.head_dim < 8 || dims.head_dim > kMaxHeadDim || dims.head_dim % 8 != 0) return "dims.head_dim";
   if (dims.dtype < DType::kFloat16 || dims.dtype > DType::kFloat32) return "dims.dtype";
@@ -34,6 +35,11 @@ const char* CheckChunkJob(const Job& job, const void* workspace, size_t workspac
   if (workspace == nullptr || !Aligned(workspace, 16)) return "workspace";
   return workspace_bytes < WorkspaceBytes(job.dims) ? "workspace_bytes" : nullptr;
 }
+
+uint32_t AttendBlocks(uint32_t tokens) { return (tokens + kAttendTokens - 1) / kAttendTokens; }
+
+// Far more than any model has: what keeps a grid's blocks in 31 bits.
+constexpr uint32_t kMaxAttendQueries = 1 << 20;
 
 // The smallest power of two that holds a cell, at most a warp.
 uint32_t CellLanes(uint32_t head_dim) {
@@ -69,6 +75,15 @@ Workspaces Divide(const ChunkDims& dims, Parts* parts) {
   work.escaped = parts->Take<uint8_t>(dims.tokens);
   work.tiers = parts->Take<uint8_t>(dims.tokens);
   return work;
+}
+
+struct AttendWork {
+  float *weights, *tops, *sums;
+};
+
+AttendWork Divide(const ChunkDims& dims, const AttendPasses& passes, Parts* parts) {
+  const size_t rows = size_t{AttendBlocks(dims.tokens)} * passes.heads * passes.queries;
+  return AttendWork{parts->Take<float>(rows * kAttendTokens), parts->Take<float>(rows), parts->Take<float>(rows)};
 }
 
 template <typename Job>
@@ -159,6 +174,59 @@ SpreadArgs ArgsOf(const SpreadJob& job) {
 
 ZeroArgs ArgsOf(const ZeroJob& job) {
   return ZeroArgs{job.first_token, job.dims.tokens, job.dims.heads, job.dims.head_dim, job.plane};
+}
+
+const char* Check(const AttendJob& job, const void* workspace, size_t workspace_bytes) {
+  if (const char* wrong = CheckDims(job.dims, kMaxAttendTokens)) return wrong;
+  if (const char* wrong = CheckPlane(job.k, "k")) return wrong;
+  if (job.queries == 0 || job.queries > kMaxAttendQueries) return "queries";
+  if (job.values == nullptr || !Aligned(job.values, 16)) return "values";
+  if (job.positions == nullptr || !Aligned(job.positions, 4)) return "positions";
+  if (!(job.soft_cap >= 0)) return "soft_cap";
+  if (job.scores == nullptr || !Aligned(job.scores, 4)) return "scores";
+  if (workspace == nullptr || !Aligned(workspace, 16)) return "workspace";
+  return workspace_bytes < AttendWorkspaceBytes(job.dims, job.queries) ? "workspace_bytes" : nullptr;
+}
+
+AttendPasses PassesOf(const ChunkDims& dims, uint32_t queries) {
+  const uint64_t tile_bytes = uint64_t{AttendBlocks(dims.tokens)} * kAttendQueries * kAttendTokens * sizeof(float);
+  const uint64_t tiles = std::max<uint64_t>(1, kAttendWorkBytes / tile_bytes);
+  const uint64_t of_head = (uint64_t{queries} + kAttendQueries - 1) / kAttendQueries;
+  const uint64_t taken = std::min(tiles, of_head);
+  return AttendPasses{static_cast<uint32_t>(std::min<uint64_t>(dims.heads, tiles / taken)),
+                      static_cast<uint32_t>(taken * kAttendQueries)};
+}
+
+size_t AttendWorkspaceBytes(const ChunkDims& dims, uint32_t queries) {
+  Parts parts(nullptr);
+  Divide(dims, PassesOf(dims, queries), &parts);
+  return parts.bytes();
+}
+
+AttendArgs ArgsOf(const AttendJob& job, void* workspace, uint32_t head_first, uint32_t query_first) {
+  const AttendPasses passes = PassesOf(job.dims, job.queries);
+  Parts parts(workspace);
+  const AttendWork work = Divide(job.dims, passes, &parts);
+  AttendArgs args{};
+  args.tokens = job.dims.tokens;
+  args.head_dim = job.dims.head_dim;
+  args.blocks = AttendBlocks(job.dims.tokens);
+  args.head_first = head_first;
+  args.heads = std::min(passes.heads, job.dims.heads - head_first);
+  args.query_first = query_first;
+  args.queries = std::min(passes.queries, job.queries - query_first);
+  args.query_count = job.queries;
+  args.window = job.window;
+  args.soft_cap = job.soft_cap;
+  args.inverse_cap = job.soft_cap == 0.0f ? 0.0f : 1.0f / job.soft_cap;
+  args.plane = job.k;
+  args.values = job.values;
+  args.positions = job.positions;
+  args.weights = work.weights;
+  args.tops = work.tops;
+  args.sums = work.sums;
+  args.scores = job.scores;
+  return args;
 }
 
 uint32_t BlocksFor(uint64_t work_items, uint32_t threads) {

@@ -12,6 +12,7 @@ const char* Check(const DecodeJob& job, const void* workspace, size_t workspace_
 const char* Check(const ScanJob& job);
 const char* Check(const SpreadJob& job);
 const char* Check(const ZeroJob& job);
+const char* Check(const AttendJob& job, const void* workspace, size_t workspace_bytes);
 
 // REQUIRES: checked.
 ChunkArgs ArgsOf(const EncodeJob& job, void* workspace);
@@ -19,6 +20,14 @@ ChunkArgs ArgsOf(const DecodeJob& job, void* workspace);
 ScanArgs ArgsOf(const ScanJob& job);
 SpreadArgs ArgsOf(const SpreadJob& job);
 ZeroArgs ArgsOf(const ZeroJob& job);
+
+// How a job is cut into passes: heads and queries that are taken at a time, the latter a multiple of kAttendQueries.
+struct AttendPasses {
+  uint32_t heads, queries;
+};
+AttendPasses PassesOf(const ChunkDims& dims, uint32_t queries);
+// The pass that begins with this head and this query.
+AttendArgs ArgsOf(const AttendJob& job, void* workspace, uint32_t head_first, uint32_t query_first);
 
 uint32_t BlocksFor(uint64_t work_items, uint32_t threads);
 

@@ -12,6 +12,7 @@ LaunchStatus LaunchEncode(const EncodeJob&, void*, size_t, Stream) { return Laun
 LaunchStatus LaunchDecode(const DecodeJob&, void*, size_t, Stream) { return LaunchStatus{kWhy, 0}; }
 LaunchStatus LaunchScan(const ScanJob&, Stream) { return LaunchStatus{kWhy, 0}; }
 LaunchStatus LaunchSpread(const SpreadJob&, Stream) { return LaunchStatus{kWhy, 0}; }
+LaunchStatus LaunchAttend(const AttendJob&, void*, size_t, Stream) { return LaunchStatus{kWhy, 0}; }
 LaunchStatus LaunchZero(const ZeroJob&, Stream) { return LaunchStatus{kWhy, 0}; }
 DeviceCount CountDevices() { return DeviceCount{0, kWhy}; }
 

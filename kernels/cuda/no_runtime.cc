@@ -37,6 +37,7 @@ class NoRuntime final : public Runtime {
   LaunchStatus Decode(const DecodeJob&, void*, size_t, DeviceStream) override { return kNotLaunched; }
   LaunchStatus Scan(const ScanJob&, DeviceStream) override { return kNotLaunched; }
   LaunchStatus Spread(const SpreadJob&, DeviceStream) override { return kNotLaunched; }
+  LaunchStatus Attend(const AttendJob&, void*, size_t, DeviceStream) override { return kNotLaunched; }
   LaunchStatus ZeroTokens(const ZeroJob&, DeviceStream) override { return kNotLaunched; }
 };
 

@@ -3,6 +3,7 @@
 // so that the same sequence runs on a device (codec.cu) and wherever else kernels can be run.
 #pragma once
 
+#include "kernels/cuda/attend.cuh"
 #include "kernels/cuda/classify.cuh"
 #include "kernels/cuda/decode.cuh"
 #include "kernels/cuda/encode.cuh"
@@ -73,6 +74,22 @@ void RunSpread(const SpreadJob& job, Launcher& launch) {
   WithDType(job.dims.dtype, [&]<DType kType>() {
     launch(Spread<kType>, BlocksFor(args.tokens, kSpreadTokens), kSpreadThreads, args);
   });
+}
+
+template <typename Launcher>
+void RunAttend(const AttendJob& job, void* workspace, Launcher& launch) {
+  const AttendPasses passes = PassesOf(job.dims, job.queries);
+  for (uint32_t head = 0; head < job.dims.heads; head += passes.heads) {
+    for (uint32_t query = 0; query < job.queries; query += passes.queries) {
+      const AttendArgs args = ArgsOf(job, workspace, head, query);
+      const uint32_t tiles = (args.queries + kAttendQueries - 1) / kAttendQueries;
+      WithDType(job.dims.dtype, [&]<DType kType>() {
+        launch(Attend<kType>, args.heads * args.blocks * tiles, kAttendThreads, args);
+      });
+      launch(AttendFactors<kFoldThreads>, BlocksFor(uint64_t{args.heads} * args.queries, kFoldThreads), kFoldThreads, args);
+      launch(AttendFold<kFoldThreads>, BlocksFor(uint64_t{args.heads} * args.tokens, kFoldThreads), kFoldThreads, args);
+    }
+  }
 }
 
 template <typename Launcher>

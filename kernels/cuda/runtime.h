@@ -129,6 +129,7 @@ class Runtime {
   virtual LaunchStatus Decode(const DecodeJob& job, void* workspace, size_t workspace_bytes, DeviceStream stream) = 0;
   virtual LaunchStatus Scan(const ScanJob& job, DeviceStream stream) = 0;
   virtual LaunchStatus Spread(const SpreadJob& job, DeviceStream stream) = 0;
+  virtual LaunchStatus Attend(const AttendJob& job, void* workspace, size_t workspace_bytes, DeviceStream stream) = 0;
   virtual LaunchStatus ZeroTokens(const ZeroJob& job, DeviceStream stream) = 0;
 };
 

@@ -27,7 +27,7 @@ absl::StatusOr<DecodeResult> DecodeOnDevice(const Pieces& pieces, const ChunkVie
   const auto v_runs = memory.Take(chunk.dims.has_v ? RunsBytes(cut.token_count) : 0);
   const auto coded = memory.Take(pieces.TotalBytes());
   const auto report = memory.Take(sizeof(gpu::ChunkReport));
-  const auto workspace = memory.Take(gpu::WorkspaceBytes(chunk.dims));
+  const auto workspace = memory.TakeOnDevice(gpu::WorkspaceBytes(chunk.dims));
   if (!memory.Map(&*lane)) return lane->Finish();
   gpu::DecodeJob job;
   job.dims = chunk.dims;

@@ -30,7 +30,7 @@ absl::StatusOr<EncodeResult> EncodeOnDevice(const EncodeSource& source, const Pl
   const auto tiers = memory.Take(dims.tokens);
   const auto report = memory.Take(sizeof(gpu::ChunkReport));
   const auto coded = memory.Take(std::min(capacity, MaxChunkBytes(dims)));
-  const auto workspace = memory.Take(gpu::WorkspaceBytes(dims));
+  const auto workspace = memory.TakeOnDevice(gpu::WorkspaceBytes(dims));
   if (!memory.Map(&*lane)) return lane->Finish();
   gpu::EncodeJob job;
   job.dims = dims;

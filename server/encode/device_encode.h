@@ -19,4 +19,10 @@ absl::StatusOr<EncodeResult> EncodeOnDevice(const EncodeSource& source, const Pl
                                             const ChunkIdentity& identity, EncodeScratch* scratch, uint8_t* out,
                                             uint64_t capacity);
 
+// The tokens of a coded chunk that MeasureReconstruction compares, as they are in the source and as the chunk's decoding has
+// them: `dense` becomes [original, decoded][planes, tokens compared, heads, head_dim]. Both are made by the kernels of the data
+// path: the originals as RAW. `dims`: of the chunk data[0, size), which was parsed. Errors: those of the device.
+absl::Status ReadBackOnDevice(const EncodeSource& source, const ChunkCut& cut, const ChunkDims& dims, const uint8_t* data,
+                              size_t size, EncodeScratch* scratch, std::vector<uint8_t>* dense);
+
 }  // namespace spectrumkv

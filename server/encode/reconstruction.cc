@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/codec/codec_math.h"
+#include "server/encode/device_encode.h"
 
 namespace spectrumkv {
 namespace {
@@ -26,7 +27,7 @@ struct Sums {
 };
 using TierSums = std::array<Sums, kTierCount>;
 
-// `decoded` is dense [tokens, heads, head_dim].
+// `decoded` is dense [heads, head_dim].
 template <DType dtype>
 void AddToken(const ChunkDims& dims, const uint8_t* row, const SourcePlane& plane, const uint8_t* decoded, Sums* sums) {
   double squares = 0, error_squares = 0;
@@ -45,18 +46,26 @@ void AddToken(const ChunkDims& dims, const uint8_t* row, const SourcePlane& plan
   sums->any = true;
 }
 
-TierSums SumPlane(const ChunkView& chunk, PlaneId id, const SourcePlane& plane, const uint8_t* decoded) {
+// Row i of `source` and of `decoded` are those of the i-th token that is compared. Only the source's strides are read.
+struct ComparedPlane {
+  SourcePlane source;
+  const uint8_t* decoded = nullptr;
+  size_t decoded_step_bytes = 0;
+};
+
+TierSums SumPlane(const ChunkView& chunk, PlaneId id, const ComparedPlane& compared) {
   TierSums sums;
   const ChunkDims& dims = chunk.dims;
-  const size_t token_bytes = size_t{dims.heads} * dims.head_dim * SizeOf(dims.dtype);
-  const uint32_t step = (dims.tokens + kSampledTokens - 1) / kSampledTokens;
-  for (uint32_t t = 0; t < dims.tokens; t += step, decoded += step * token_bytes) {
+  const SourcePlane& plane = compared.source;
+  const uint32_t step = ComparedStep(dims.tokens);
+  for (uint32_t t = 0, i = 0; t < dims.tokens; t += step, ++i) {
     const uint8_t map = chunk.tier_map()[t];
+    const uint8_t* const decoded = compared.decoded + i * compared.decoded_step_bytes;
     Sums* of_tier = &sums[static_cast<size_t>(id == PlaneId::kK ? TierOfK(map) : TierOfV(map))];
     switch (dims.dtype) {
-      case DType::kFloat16: AddToken<DType::kFloat16>(dims, plane.rows[t], plane, decoded, of_tier); break;
-      case DType::kBFloat16: AddToken<DType::kBFloat16>(dims, plane.rows[t], plane, decoded, of_tier); break;
-      case DType::kFloat32: AddToken<DType::kFloat32>(dims, plane.rows[t], plane, decoded, of_tier); break;
+      case DType::kFloat16: AddToken<DType::kFloat16>(dims, plane.rows[i], plane, decoded, of_tier); break;
+      case DType::kBFloat16: AddToken<DType::kBFloat16>(dims, plane.rows[i], plane, decoded, of_tier); break;
+      case DType::kFloat32: AddToken<DType::kFloat32>(dims, plane.rows[i], plane, decoded, of_tier); break;
     }
   }
   return sums;
@@ -85,28 +94,64 @@ struct DensePlane {
   TargetPlane target;
 };
 
+ReconstructionError MeasureOnHost(const Backend& backend, const EncodeSource& source, const ChunkCut& cut,
+                                  const ChunkView& chunk, EncodeScratch* scratch) {
+  const ChunkDims& dims = chunk.dims;
+  const size_t token_bytes = size_t{dims.heads} * dims.head_dim * SizeOf(dims.dtype);
+  std::vector<uint8_t> decoded((dims.has_v ? 2 : 1) * dims.tokens * token_bytes);
+  uint8_t* const v_decoded = decoded.data() + (dims.has_v ? dims.tokens * token_bytes : 0);
+  const DensePlane k_out(dims, decoded.data()), v_out(dims, v_decoded);
+  backend.Decode(chunk, dims.dtype, k_out.target, dims.has_v ? &v_out.target : nullptr, &scratch->workspace);
+  const auto sum = [&](PlaneId plane, const uint8_t* dense, std::vector<uint8_t*>* rows) {
+    ComparedPlane compared{SourcePlaneOf(source, cut, plane, rows), dense, ComparedStep(dims.tokens) * token_bytes};
+    KeepCompared(dims.tokens, rows);
+    return SumPlane(chunk, plane, compared);
+  };
+  ReconstructionError error;
+  error.k = RatiosOf(sum(PlaneId::kK, decoded.data(), &scratch->k_rows));
+  if (dims.has_v) error.v = RatiosOf(sum(PlaneId::kV, v_decoded, &scratch->v_rows));
+  return error;
+}
+
+ReconstructionError MeasureOnDevice(const EncodeSource& source, const ChunkCut& cut, const ChunkView& chunk,
+                                    const uint8_t* data, size_t size, EncodeScratch* scratch) {
+  const ChunkDims& dims = chunk.dims;
+  const uint32_t compared = (dims.tokens + ComparedStep(dims.tokens) - 1) / ComparedStep(dims.tokens);
+  const size_t token_bytes = size_t{dims.heads} * dims.head_dim * SizeOf(dims.dtype);
+  std::vector<uint8_t> dense;
+  // Nothing to tell where the device fails: whoever asks it next is told.
+  if (!ReadBackOnDevice(source, cut, dims, data, size, scratch, &dense).ok()) return {};
+  const size_t plane_bytes = compared * token_bytes, planes = dims.has_v ? 2 : 1;
+  ChunkDims rows_dims = dims;
+  rows_dims.tokens = compared;
+  const auto sum = [&](PlaneId plane) {
+    uint8_t* const from = dense.data() + (plane == PlaneId::kK ? 0 : plane_bytes);
+    const DensePlane original(rows_dims, from);
+    const SourcePlane view{original.rows.data(), original.target.head_stride_bytes, original.target.dim_stride_bytes};
+    return SumPlane(chunk, plane, {view, from + planes * plane_bytes, token_bytes});
+  };
+  ReconstructionError error;
+  error.k = RatiosOf(sum(PlaneId::kK));
+  if (dims.has_v) error.v = RatiosOf(sum(PlaneId::kV));
+  return error;
+}
+
 }  // namespace
+
+void KeepCompared(uint32_t tokens, std::vector<uint8_t*>* rows) {
+  const uint32_t step = ComparedStep(tokens);
+  for (uint32_t t = 0, i = 0; t < tokens; t += step, ++i) (*rows)[i] = (*rows)[t];
+}
 
 ReconstructionError MeasureReconstruction(const Backend& backend, const EncodeSource& source, const ChunkCut& cut,
                                           const uint8_t* data, size_t size, EncodeScratch* scratch) {
   ChunkView chunk;
   if (ParseChunk(data, size, &chunk) != Refusal::kNone || chunk.dims.tokens != cut.token_count) return {};
-  const ChunkDims& dims = chunk.dims;
-  const size_t plane_bytes = size_t{dims.tokens} * dims.heads * dims.head_dim * SizeOf(dims.dtype);
-  std::vector<uint8_t> decoded((dims.has_v ? 2 : 1) * plane_bytes);
-  const DensePlane k_out(dims, decoded.data());
-  const DensePlane v_out(dims, decoded.data() + (dims.has_v ? plane_bytes : 0));
-  backend.Decode(chunk, dims.dtype, k_out.target, dims.has_v ? &v_out.target : nullptr, &scratch->workspace);
-
-  const TierSums k =
-      SumPlane(chunk, PlaneId::kK, SourcePlaneOf(source, cut, PlaneId::kK, &scratch->k_rows), decoded.data());
-  TierSums v;
-  if (dims.has_v) {
-    const SourcePlane plane = SourcePlaneOf(source, cut, PlaneId::kV, &scratch->v_rows);
-    v = SumPlane(chunk, PlaneId::kV, plane, decoded.data() + plane_bytes);
-  }
+  const ReconstructionError error = source.hold->device() != nullptr
+                                        ? MeasureOnDevice(source, cut, chunk, data, size, scratch)
+                                        : MeasureOnHost(backend, source, cut, chunk, scratch);
   if (SourceWasWritten(source, cut, scratch)) return {};
-  return {RatiosOf(k), RatiosOf(v)};
+  return error;
 }
 
 }  // namespace spectrumkv

@@ -67,6 +67,7 @@ class DeviceLane {
   void Decode(const gpu::DecodeJob& job, void* workspace, size_t workspace_bytes);
   void Scan(const gpu::ScanJob& job);
   void Spread(const gpu::SpreadJob& job);
+  void Attend(const gpu::AttendJob& job, void* workspace, size_t workspace_bytes);
 
   // Host memory that copies may use beside the lane's own (Devices::PinWhenUsed).
   bool IsPinned(const void* memory) const;

@@ -101,6 +101,10 @@ void DeviceLane::Spread(const gpu::SpreadJob& job) {
   if (error_.ok()) Launched(device_->runtime().Spread(job, state_->stream), "sampling");
 }
 
+void DeviceLane::Attend(const gpu::AttendJob& job, void* workspace, size_t workspace_bytes) {
+  if (error_.ok()) Launched(device_->runtime().Attend(job, workspace, workspace_bytes, state_->stream), "attending");
+}
+
 absl::Status DeviceLane::Finish() {
   // Also after an error: what was queued before it still runs.
   if (std::exchange(dirty_, false)) Queued(device_->runtime().Synchronize(state_->stream), "waiting for the device");

@@ -16,6 +16,12 @@ class LaneMemory {
     size_t offset = 0, bytes = 0;
   };
   Part Take(size_t bytes) {
+    const Part part = TakeOnDevice(bytes);
+    pinned_bytes_ = bytes_;
+    return part;
+  }
+  // Of the device alone. Behind all that the host shares.
+  Part TakeOnDevice(size_t bytes) {
     const Part part{bytes_, bytes};
     bytes_ += (bytes + kAlign - 1) / kAlign * kAlign;
     return part;
@@ -24,12 +30,12 @@ class LaneMemory {
   // False where there is no memory: the lane's Finish says so.
   [[nodiscard]] bool Map(DeviceLane* lane) {
     lane_ = lane;
-    host_ = lane->Pinned(bytes_);
+    host_ = lane->Pinned(pinned_bytes_);
     device_ = lane->OnDevice(bytes_);
     return host_ != nullptr && device_ != nullptr;
   }
 
-  // REQUIRES of all: mapped.
+  // REQUIRES of all: mapped; but for device(), a part that the host shares.
   template <typename T = uint8_t>
   T* host(const Part& part) const {
     return reinterpret_cast<T*>(host_ + part.offset);
@@ -47,7 +53,7 @@ class LaneMemory {
   void CopyParts(uint8_t* to, const uint8_t* from, const Part& first, const Part& last) {
     lane_->Copy(to + first.offset, from + first.offset, last.offset + last.bytes - first.offset);
   }
-  size_t bytes_ = 0;
+  size_t bytes_ = 0, pinned_bytes_ = 0;
   DeviceLane* lane_ = nullptr;
   uint8_t* host_ = nullptr;
   uint8_t* device_ = nullptr;

@@ -7,6 +7,7 @@
 
 #include "kernels/codec/attend_math.h"
 #include "server/base/status.h"
+#include "server/scan/device_scan.h"
 
 namespace spectrumkv {
 namespace {
@@ -108,27 +109,52 @@ LayerAttention::LayerAttention(uint32_t layer_index, const PlanLayer& layer, uin
       by_head_(layer.heads),
       heads_left_(layer.heads) {}
 
-bool LayerAttention::AttendHead(const Backend& backend, const SourcePlane& k, uint32_t head, Workspace* workspace) {
+void LayerAttention::AddQueriesOf(uint32_t head, std::vector<float>* values) const {
   const uint32_t of_head = mine().query_heads / layer_.heads, head_dim = layer_.head_dim;
   const float scale =
       mine().softmax_scale != 0 ? mine().softmax_scale : 1.0f / std::sqrt(static_cast<float>(head_dim));
   const uint8_t* words = reinterpret_cast<const uint8_t*>(mine().words.data());
-  std::vector<float> values;
-  std::vector<uint32_t> positions;
-  values.reserve(queries_->positions.size() * of_head * head_dim);
   for (size_t w = 0; w < queries_->positions.size(); ++w) {
     for (uint32_t g = 0; g < of_head; ++g) {
       const size_t first = (w * mine().query_heads + size_t{head} * of_head + g) * head_dim;
-      for (uint32_t d = 0; d < head_dim; ++d) values.push_back(scale * ValueAt(words, queries_->dtype, first + d));
-      positions.push_back(queries_->positions[w]);
+      for (uint32_t d = 0; d < head_dim; ++d) values->push_back(scale * ValueAt(words, queries_->dtype, first + d));
     }
   }
+}
+
+std::vector<uint32_t> LayerAttention::PositionsOfHead() const {
+  std::vector<uint32_t> positions;
+  for (const uint32_t position : queries_->positions) {
+    positions.insert(positions.end(), mine().query_heads / layer_.heads, position);
+  }
+  return positions;
+}
+
+bool LayerAttention::AttendHead(const Backend& backend, const SourcePlane& k, uint32_t head, Workspace* workspace) {
+  const std::vector<uint32_t> positions = PositionsOfHead();
+  std::vector<float> values;
+  values.reserve(positions.size() * layer_.head_dim);
+  AddQueriesOf(head, &values);
   const AttendQueries asked{values.data(), positions.data(), static_cast<uint32_t>(positions.size()), window(),
                             mine().soft_cap};
   by_head_[head].resize(tokens_);
   ChunkDims dims = DimsOf(layer_, tokens_);
   backend.Attend(dims, k, head, asked, workspace, by_head_[head].data());
   return heads_left_.fetch_sub(1) == 1;
+}
+
+absl::Status LayerAttention::AttendOn(Device* device, const DeviceRows& k) {
+  const std::vector<uint32_t> positions = PositionsOfHead();
+  std::vector<float> values, scores(size_t{layer_.heads} * tokens_);
+  values.reserve(layer_.heads * positions.size() * layer_.head_dim);
+  for (uint32_t head = 0; head < layer_.heads; ++head) AddQueriesOf(head, &values);
+  const DeviceQueries asked{values, positions, window(), mine().soft_cap};
+  if (absl::Status done = AttendOnDevice(device, DimsOf(layer_, tokens_), k, asked, scores.data()); !done.ok()) return done;
+  for (uint32_t head = 0; head < layer_.heads; ++head) {
+    const auto first = scores.begin() + static_cast<ptrdiff_t>(size_t{head} * tokens_);
+    by_head_[head].assign(first, first + tokens_);
+  }
+  return absl::OkStatus();
 }
 
 std::vector<float> LayerAttention::TakeScores() {

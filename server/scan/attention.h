@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/codec/backend.h"
+#include "server/memory/lane_memory.h"
 #include "server/plan/plan.h"
 
 namespace spectrumkv {
@@ -59,12 +60,18 @@ class LayerAttention {
   // k: of tokens [0, tokens). True for the call that was the last one missing. Thread-safe for different heads.
   bool AttendHead(const Backend& backend, const SourcePlane& k, uint32_t head, Workspace* workspace);
 
+  // All heads at once, on the GPU that the keys are on. Errors: those of the device.
+  absl::Status AttendOn(Device* device, const DeviceRows& k);
+
   // [tokens]: attention received, divided by the queries that could see the token, averaged over query heads; 0 for tokens
   // that none could see. REQUIRES: every head was attended. Frees what the heads needed.
   std::vector<float> TakeScores();
 
  private:
   const LayerQueries& mine() const { return queries_->layers[entry_]; }
+  // The queries that read one head, softmax scale applied, behind what is there.
+  void AddQueriesOf(uint32_t head, std::vector<float>* values) const;
+  std::vector<uint32_t> PositionsOfHead() const;
   uint32_t window() const { return mine().window != 0 ? mine().window : layer_.window_tokens; }
 
   const uint32_t layer_index_;

@@ -32,6 +32,37 @@ absl::Status ScanOnDevice(Device* device, const DeviceRange& range, uint32_t fir
   return absl::OkStatus();
 }
 
+absl::Status AttendOnDevice(Device* device, const ChunkDims& dims, const DeviceRows& k, const DeviceQueries& queries,
+                            float* scores) {
+  auto lane = device->TakeLane();
+  if (!lane.ok()) return lane.status();
+  const uint32_t count = static_cast<uint32_t>(queries.positions.size());
+  LaneMemory memory;
+  const auto runs = memory.Take(RunsBytes(dims.tokens));
+  const auto positions = memory.Take(count * sizeof(uint32_t));
+  const auto values = memory.Take(queries.values.size() * sizeof(float));
+  const auto found = memory.Take(size_t{dims.heads} * dims.tokens * sizeof(float));
+  const auto workspace = memory.TakeOnDevice(gpu::AttendWorkspaceBytes(dims, count));
+  if (!memory.Map(&*lane)) return lane->Finish();
+  std::memcpy(memory.host(positions), queries.positions.data(), positions.bytes);
+  std::memcpy(memory.host(values), queries.values.data(), values.bytes);
+  gpu::AttendJob job;
+  job.dims = dims;
+  job.k = PlaneOf(k, dims.tokens, memory, runs);
+  job.values = memory.device<float>(values);
+  job.positions = memory.device<uint32_t>(positions);
+  job.queries = count;
+  job.window = queries.window;
+  job.soft_cap = queries.soft_cap;
+  job.scores = memory.device<float>(found);
+  memory.Upload(runs, values);
+  lane->Attend(job, memory.device(workspace), workspace.bytes);
+  memory.Download(found, found);
+  if (absl::Status status = lane->Finish(); !status.ok()) return status;
+  std::memcpy(scores, memory.host(found), found.bytes);
+  return absl::OkStatus();
+}
+
 absl::Status SpreadOnDevice(Device* device, const DeviceRange& range, uint32_t first, uint32_t pinned, LayerScan* out) {
   auto lane = device->TakeLane();
   if (!lane.ok()) return lane.status();

@@ -97,11 +97,13 @@ absl::Status AttendAll(const ServiceContext& context, const BlockHold& hold, con
   all.kept = {{0, tokens}};
   all.layers = layers;
   const EncodeSource source{&hold, &all, &places};
-  AttentionWork work;
+  AttentionWork work(hold.device());
   for (auto& [layer, mine] : QueriesByLayer(queries, layers)) {
     work.Add(std::make_unique<LayerAttention>(layer, layers[layer], tokens, mine.all, mine.entry));
   }
-  for (size_t job = 0; job < work.jobs(); ++job) work.Run(job, *context.backend, source);
+  for (size_t job = 0; job < work.jobs(); ++job) {
+    if (status = work.Run(job, *context.backend, source); !status.ok()) return status;
+  }
   AttentionScores scores(layers.size(), tokens);
   work.MoveTo(&scores);
   policy->scores = scores.ByLayer();

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "server/base/status.h"
+#include "server/encode/device_encode.h"
 
 namespace spectrumkv {
 
@@ -21,27 +21,30 @@ std::map<uint32_t, QueriesOfLayer> QueriesByLayer(std::shared_ptr<const RecentQu
 
 absl::Status CheckQueriesFor(const BlockHold& source, const Policy& policy, const RecentQueries* queries,
                              const std::vector<PlanLayer>& layers, bool layerwise) {
-  if (policy.importance == ImportanceSource::kRecentQueries && source.device() != nullptr) {
-    return MakeError(absl::StatusCode::kUnimplemented, "QUERIES_ON_DEVICE",
-                     "policy.importance is RECENT_QUERIES, which reads keys in host memory; the source pool is on a GPU",
-                     {{"field", "policy.importance"}});
-  }
   return CheckQueriesOf(policy, queries, layers, source.token_count(), layerwise);
 }
 
 void AttentionWork::Add(std::unique_ptr<LayerAttention> layer) {
-  for (uint32_t head = 0; head < layer->heads(); ++head) jobs_.push_back({layers_.size(), head});
+  const uint32_t heads = device_ == nullptr ? layer->heads() : 1;
+  for (uint32_t head = 0; head < heads; ++head) jobs_.push_back({layers_.size(), head});
   layers_.push_back(std::move(layer));
   scores_.emplace_back();
 }
 
-void AttentionWork::Run(size_t job, const Backend& backend, const EncodeSource& source) {
+absl::Status AttentionWork::Run(size_t job, const Backend& backend, const EncodeSource& source) {
   const Job& mine = jobs_[job];
   LayerAttention& layer = *layers_[mine.layer];
   EncodeScratch& scratch = ThreadEncodeScratch();
   const ChunkCut all{0, layer.layer_index(), 0, layer.tokens()};
+  if (device_ != nullptr) {
+    const DeviceRows k = DeviceRowsOf(source, all, PlaneId::kK, &scratch.k_rows);
+    if (absl::Status done = layer.AttendOn(device_, k); !done.ok()) return done;
+    scores_[mine.layer] = layer.TakeScores();
+    return absl::OkStatus();
+  }
   const SourcePlane k = SourcePlaneOf(source, all, PlaneId::kK, &scratch.k_rows);
   if (layer.AttendHead(backend, k, mine.head, &scratch.workspace)) scores_[mine.layer] = layer.TakeScores();
+  return absl::OkStatus();
 }
 
 void AttentionWork::MoveTo(AttentionScores* scores) {

@@ -20,19 +20,22 @@ struct QueriesOfLayer {
 std::map<uint32_t, QueriesOfLayer> QueriesByLayer(std::shared_ptr<const RecentQueries> queries,
                                                   const std::vector<PlanLayer>& layers);
 
-// CheckQueriesOf, for the tokens of `source`. UNIMPLEMENTED QUERIES_ON_DEVICE where its keys are in a GPU's memory.
+// CheckQueriesOf, for the tokens of `source`.
 absl::Status CheckQueriesFor(const BlockHold& source, const Policy& policy, const RecentQueries* queries,
                              const std::vector<PlanLayer>& layers, bool layerwise);
 
 class AttentionWork {
  public:
+  // device: that the source's blocks are on, or null.
+  explicit AttentionWork(Device* device) : device_(device) {}
   void Add(std::unique_ptr<LayerAttention> layer);
 
-  // One for each KV head of each layer; layers one after the other, so that few are under way at a time.
+  // One for each KV head of each layer, on a GPU one for each layer; layers one after the other, so that few are under way
+  // at a time.
   size_t jobs() const { return jobs_.size(); }
-  // Thread-safe for different jobs. REQUIRES: `source` keeps all tokens.
-  void Run(size_t job, const Backend& backend, const EncodeSource& source);
-  // REQUIRES: every job has run.
+  // Thread-safe for different jobs. REQUIRES: `source` keeps all tokens. Errors: those of the device.
+  absl::Status Run(size_t job, const Backend& backend, const EncodeSource& source);
+  // A layer whose job failed has no scores. REQUIRES: every job has run.
   void MoveTo(AttentionScores* scores);
 
  private:
@@ -40,6 +43,7 @@ class AttentionWork {
     size_t layer;
     uint32_t head;
   };
+  Device* const device_;
   std::vector<std::unique_ptr<LayerAttention>> layers_;
   std::vector<std::vector<float>> scores_;
   std::vector<Job> jobs_;

@@ -295,7 +295,7 @@ void SenderTransfer::Encode(EncodeJob* job) {
   job->result = EncodeChunk(*parts().backend, encode_source_, planned, job->fence, &ThreadEncodeScratch(),
                             job->slot->data(), parts().send_slots->slot_bytes(), &job->lent);
   job->seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
-  if (job->result.ok() && job->lent.empty() && source_->device() == nullptr) {
+  if (job->result.ok() && job->lent.empty()) {
     SampleReconstruction(parts(), encode_source_, planned.cut, job->slot->data(), job->result->chunk_bytes);
   }
   gate_.Leave();

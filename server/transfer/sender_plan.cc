@@ -188,14 +188,16 @@ void SenderTransfer::StartFullScan() {
     absl::Status scanned;
     Policy policy = policy_;
     if (const std::shared_ptr<AttentionWork> attention = TakeQueries(); attention != nullptr) {
-      for (size_t job = 0; job < attention->jobs() && !gate_.closed(); ++job) attention->Run(job, *parts().backend, source);
-      if (!gate_.closed()) attention->MoveTo(&attention_);
+      for (size_t job = 0; job < attention->jobs() && scanned.ok() && !gate_.closed(); ++job) {
+        scanned = attention->Run(job, *parts().backend, source);
+      }
+      if (scanned.ok() && !gate_.closed()) attention->MoveTo(&attention_);
       if (!attention_.empty()) policy.scores = attention_.ByLayer();
       policy.scores_per_layer = !policy.scores.empty();
     }
     for (const ChunkCut& cut : CutChunks(all)) {
-      scanned.Update(ScanCut(*parts().backend, source, cut, &scan[cut.layer_index]));
       if (!scanned.ok()) break;
+      scanned.Update(ScanCut(*parts().backend, source, cut, &scan[cut.layer_index]));
     }
     auto planner = std::make_shared<absl::StatusOr<Planner>>(
         scanned.ok() ? Planner::Create(std::move(policy), layers_, all.token_count, &scan) : absl::StatusOr<Planner>(scanned));
@@ -293,7 +295,7 @@ absl::Status SenderTransfer::Advance(uint32_t layers, uint32_t tokens, const Lat
 std::shared_ptr<AttentionWork> SenderTransfer::TakeQueries() {
   std::lock_guard<std::mutex> lock(advance_mutex_);
   if (next_queries_.empty()) return nullptr;
-  auto work = std::make_shared<AttentionWork>();
+  auto work = std::make_shared<AttentionWork>(source_->device());
   for (auto& [layer, queries] : next_queries_) {
     work->Add(std::make_unique<LayerAttention>(layer, layers_[layer], written_tokens_[layer], std::move(queries.all),
                                                queries.entry));
@@ -355,7 +357,9 @@ void SenderTransfer::RunScan(const std::shared_ptr<ScanWork>& work) {
   const bool entered = gate_.Enter();
   const size_t first = entered ? work->next.fetch_add(1) : work->jobs;
   if (first < work->heads) {
-    work->attention->Run(first, *parts().backend, encode_source_);
+    if (const absl::Status attended = work->attention->Run(first, *parts().backend, encode_source_); !attended.ok()) {
+      Post([this, attended] { Fail(attended); });
+    }
     gate_.Leave();
     // One at a time: what other transfers have to do comes in between.
     parts().compute->Post([this, self = shared_from_this(), work] { RunScan(work); });

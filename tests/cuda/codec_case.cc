@@ -5,6 +5,7 @@
 
 #include "kernels/codec/chunk_head.h"
 #include "kernels/cpu/cpu_backends.h"
+#include "tests/cuda/attend_case.h"
 #include "tests/differential/planes.h"
 
 namespace spectrumkv::testing {
@@ -75,7 +76,11 @@ class CaseRunner {
     if (differs.empty()) differs = DecodeAndZero(scrambled, "decode of a foreign chunk");
     if (differs.empty()) differs = Scan();
     if (differs.empty()) differs = Spread();
-    return differs;
+    if (!differs.empty()) return differs;
+    const AttendCase attend{dims_, test_.shape, test_.seed, 1 + static_cast<uint32_t>(test_.seed % 37),
+                            test_.seed % 3 == 0 ? 1 + static_cast<uint32_t>(test_.seed % 50) : 0,
+                            test_.seed % 4 == 0 ? 2.5f : 0.0f};
+    return RunAttendCase(attend, executor_, checks_);
   }
 
  private:

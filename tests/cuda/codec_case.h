@@ -20,7 +20,7 @@ struct CodecCase {
 
 std::string NameOf(const CodecCase& test);
 
-// Encodes (room exact, room too small by one), decodes the chunk and one with other codes, scans, zeroes the tail.
+// Encodes (room exact, room too small by one), decodes the chunk and one with other codes, scans, zeroes the tail, attends.
 // Counts checks that passed in *checks. Returns what differs, or "".
 std::string RunCodecCase(const CodecCase& test, Executor* executor, uint64_t* checks);
 

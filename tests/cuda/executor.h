@@ -21,6 +21,7 @@ class Executor {
   virtual void Decode(const gpu::DecodeJob& job, void* workspace) = 0;
   virtual void Scan(const gpu::ScanJob& job) = 0;
   virtual void Spread(const gpu::SpreadJob& job) = 0;
+  virtual void Attend(const gpu::AttendJob& job, void* workspace) = 0;
   virtual void Zero(const gpu::ZeroJob& job) = 0;
 };
 

@@ -31,6 +31,10 @@ class LauncherExecutor final : public Executor {
     Launcher launch = make_launcher_(memory_);
     gpu::RunSpread(job, launch);
   }
+  void Attend(const gpu::AttendJob& job, void* workspace) override {
+    Launcher launch = make_launcher_(memory_);
+    gpu::RunAttend(job, workspace, launch);
+  }
   void Zero(const gpu::ZeroJob& job) override {
     Launcher launch = make_launcher_(memory_);
     gpu::RunZero(job, launch);

@@ -88,8 +88,11 @@ class Counting final : public Executor {
   }
   void Spread(const gpu::SpreadJob& job) override { executor_->Spread(job); }
   void Zero(const gpu::ZeroJob& job) override { executor_->Zero(job); }
+  void Attend(const gpu::AttendJob& job, void* workspace) override {
+    Count(&attend, [&] { executor_->Attend(job, workspace); });
+  }
 
-  Cost encode, decode, scan;
+  Cost encode, decode, scan, attend;
 
  private:
   template <typename F>
@@ -126,6 +129,7 @@ TEST(PtxCodecTest, CostPerValue) {
     print("encode", executor.encode, values);
     print("decode", executor.decode, values);
     if (tier == Tier::kRaw) print("scan", executor.scan, values / 2);
+    if (tier == Tier::kRaw) print("attend", executor.attend, values / 2);
     std::printf("\n");
   }
 }

@@ -65,6 +65,15 @@ class RuntimeExecutor final : public Executor {
     moved.spreads = At(job.spreads);
     Run([&] { return runtime_.Spread(moved, stream_); });
   }
+  void Attend(const gpu::AttendJob& job, void* workspace) override {
+    gpu::AttendJob moved = job;
+    Move(&moved.k);
+    moved.values = At(job.values);
+    moved.positions = At(job.positions);
+    moved.scores = At(job.scores);
+    const size_t bytes = gpu::AttendWorkspaceBytes(job.dims, job.queries);
+    Run([&] { return runtime_.Attend(moved, At(workspace), bytes, stream_); });
+  }
   void Zero(const gpu::ZeroJob& job) override {
     gpu::ZeroJob moved = job;
     Move(&moved.plane);

@@ -12,8 +12,9 @@ import sys
 # Registers a thread: what kBlocksPerMultiprocessor (kernels/cuda/tuning.h) blocks of 128 threads leave to each.
 MOST_REGISTERS = 80
 # (load, store) of 16 bytes, by kernel: what must be there for each set of values that a lane holds.
-WIDE = {"Classify": (1, 0), "Centre": (1, 0), "Encode": (1, 1), "Decode": (0, 1), "Scan": (1, 0), "Spread": (1, 0), "Zero": (0, 1)}
-KERNELS = {"Classify": 3, "Layout": 2, "Centre": 9, "Encode": 9, "Decode": 9, "Scan": 3, "Spread": 3, "Zero": 3}
+WIDE = {"Classify": (1, 0), "Centre": (1, 0), "Encode": (1, 1), "Decode": (0, 1), "Scan": (1, 0), "Spread": (1, 0), "Attend": (1, 0), "Zero": (0, 1)}
+KERNELS = {"Classify": 3, "Layout": 2, "Centre": 9, "Encode": 9, "Decode": 9, "Scan": 3, "Spread": 3,
+           "Attend": 3, "AttendFactors": 1, "AttendFold": 1, "Zero": 3}
 
 NAME = re.compile(r"_ZN10spectrumkv3gpu\d+([A-Za-z]+)I(?:LNS_5DTypeE(\d)E)?(?:Li(\d)E)?")
 USAGE = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")

@@ -3,6 +3,8 @@
 
 #include <cstdio>
 
+#include "kernels/cuda/jobs.h"
+#include "tests/cuda/attend_case.h"
 #include "tests/cuda/codec_case.h"
 #include "tests/cuda/shim_executor.h"
 #include "tests/differential/planes.h"
@@ -64,6 +66,22 @@ TEST_P(ShimCodecTest, EqualsScalar) {
       }
     }
   }
+}
+
+// More heads, and more queries, than the workspace has room for at a time; and a tile of which nothing is seen.
+TEST(ShimAttendTest, PassesOverHeadsAndQueriesChangeNothing) {
+  uint64_t checks = 0;
+  const AttendCase cases[] = {{{2048, 3, 8, DType::kFloat16, false}, {}, 1, 1000, 70, 0.0f},
+                              {{2048, 1, 8, DType::kBFloat16, false}, {}, 2, 2100, 40, 0.0f},
+                              {{300, 2, 40, DType::kFloat32, false}, {}, 3, 70, 0, 3.0f}};
+  for (const AttendCase& test : cases) {
+    const gpu::AttendPasses passes = gpu::PassesOf(test.dims, test.queries);
+    std::printf("%u of %u heads, %u of %u queries at a time\n", passes.heads, test.dims.heads, passes.queries, test.queries);
+    const std::unique_ptr<Executor> executor = MakeShimExecutor(static_cast<shim::Order>(test.seed % 3), 1);
+    EXPECT_EQ(RunAttendCase(test, executor.get(), &checks), "") << executor->name();
+  }
+  EXPECT_LT(gpu::PassesOf(cases[0].dims, cases[0].queries).heads, cases[0].dims.heads);
+  EXPECT_LT(gpu::PassesOf(cases[1].dims, cases[1].queries).queries, cases[1].queries);
 }
 
 INSTANTIATE_TEST_SUITE_P(HeadDims, ShimCodecTest,

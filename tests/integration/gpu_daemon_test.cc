@@ -146,6 +146,90 @@ TEST_F(GpuDaemonTest, NothingIsReadBeforeTheEventThatTheWorkerNamed) {
   Unregister(decode_worker(), to);
 }
 
+// Queries of four heads, at the last two positions, that favour the keys of some tokens.
+v1::RecentQueries QueriesOf(uint32_t layer) {
+  constexpr uint32_t kQueryHeads = 4;
+  v1::RecentQueries queries;
+  queries.set_data_type(v1::DATA_TYPE_FLOAT32);
+  queries.add_positions(kTokens - 2);
+  queries.add_positions(kTokens - 1);
+  std::vector<float> values(2 * kQueryHeads * kPoolHeadDim);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i * 37 % 19) / 8.0f - 1.0f;
+  v1::LayerQueries* of_layer = queries.add_layers();
+  of_layer->set_layer(layer);
+  of_layer->set_query_heads(kQueryHeads);
+  of_layer->set_queries(std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)));
+  return queries;
+}
+
+// Plan, Send and Publish with Advance: a pool on a GPU is planned and sent as the same values in host memory are.
+TEST_F(GpuDaemonTest, RecentQueriesAttendToKeysOnTheGpu) {
+  FakeExport memory = FakeExport::Memory(0, kPoolBytes);
+  std::memset(memory.data(), 0, memory.bytes());
+  v1::PlanResponse plans[2];
+  v1::TransferReport pushed[2], pulled[2];
+  for (int on_gpu = 0; on_gpu < 2; ++on_gpu) {
+    const v1::PoolRef from = on_gpu != 0 ? RegisterIpc(prefill_worker(), memory, 0) : Register(prefill_worker(), "attended");
+    const v1::PoolRef to = Register(decode_worker(), "attends-" + std::to_string(on_gpu));
+    Fill(prefill_worker(), from, 7);
+    const std::string id = NewTransferId("attend");
+    v1::SendRequest send = SendOf(from, id, decode().address("peer"));
+    send.mutable_policy()->set_budget(0.5);
+    *send.mutable_policy()->mutable_importance()->mutable_queries() = QueriesOf(1);
+    v1::PlanRequest plan;
+    *plan.mutable_pool() = from;
+    plan.set_token_count(kTokens);
+    *plan.mutable_blocks() = send.blocks();
+    *plan.mutable_policy() = send.policy();
+    EXPECT_RPC_OK(prefill_worker().Plan(Context().get(), plan, &plans[on_gpu]));
+    v1::ExpectResponse expected;
+    EXPECT_RPC_OK(decode_worker().Expect(Context().get(), ExpectOf(to, id), &expected));
+    v1::SendResponse sent;
+    EXPECT_RPC_OK(prefill_worker().Send(Context().get(), send, &sent));
+    EXPECT_EQ(WaitEnd(decode_worker(), id).state(), v1::TRANSFER_STATE_COMMITTED);
+    pushed[on_gpu] = WaitEnd(prefill_worker(), id);
+
+    v1::PublishRequest publish;
+    publish.set_transfer_id(NewTransferId("attend"));
+    *publish.mutable_pool() = from;
+    publish.set_token_count(kTokens);
+    *publish.mutable_blocks() = send.blocks();
+    publish.set_layerwise(true);
+    publish.mutable_policy()->set_budget(0.5);
+    publish.mutable_policy()->mutable_importance()->set_source(v1::IMPORTANCE_SOURCE_RECENT_QUERIES);
+    v1::PublishResponse published;
+    EXPECT_RPC_OK(prefill_worker().Publish(Context().get(), publish, &published));
+    v1::FetchRequest fetch;
+    fetch.set_transfer_id(publish.transfer_id());
+    fetch.set_peer(prefill().address("peer"));
+    *fetch.mutable_pool() = to;
+    fetch.set_token_count(kTokens);
+    *fetch.mutable_blocks() = send.blocks();
+    v1::FetchResponse fetched;
+    EXPECT_RPC_OK(decode_worker().Fetch(Context().get(), fetch, &fetched));
+    for (uint32_t layer = 0; layer < kPoolLayers; ++layer) {
+      v1::AdvanceRequest advance;
+      advance.set_transfer_id(publish.transfer_id());
+      advance.set_layers(layer + 1);
+      advance.set_tokens(kTokens);
+      *advance.mutable_queries() = QueriesOf(layer);
+      v1::AdvanceResponse advanced;
+      EXPECT_RPC_OK(prefill_worker().Advance(Context().get(), advance, &advanced));
+    }
+    EXPECT_EQ(WaitEnd(decode_worker(), publish.transfer_id()).state(), v1::TRANSFER_STATE_COMMITTED);
+    pulled[on_gpu] = WaitEnd(prefill_worker(), publish.transfer_id());
+    Unregister(prefill_worker(), from);
+    Unregister(decode_worker(), to);
+  }
+  EXPECT_EQ(plans[0].SerializeAsString(), plans[1].SerializeAsString());
+  for (const auto* reports : {pushed, pulled}) {
+    EXPECT_EQ(reports[1].path(), "device");
+    EXPECT_EQ(reports[1].importance(), v1::IMPORTANCE_SOURCE_RECENT_QUERIES);
+    EXPECT_EQ(reports[0].wire_bytes(), reports[1].wire_bytes());
+    EXPECT_EQ(reports[0].tiers().SerializeAsString(), reports[1].tiers().SerializeAsString());
+  }
+}
+
 TEST_F(GpuDaemonTest, AnAllocationIsOpenedOnceAndClosedWithItsLastPool) {
   FakeExport memory = FakeExport::Memory(1, 2 * kPoolBytes);
   const v1::PoolRef first = RegisterIpc(decode_worker(), memory, 1);

@@ -28,6 +28,9 @@ const char* CheckJob(const gpu::DecodeJob& job, const void* workspace, size_t wo
 const char* CheckJob(const gpu::ScanJob& job) { return gpu::Check(job); }
 const char* CheckJob(const gpu::SpreadJob& job) { return gpu::Check(job); }
 const char* CheckJob(const gpu::ZeroJob& job) { return gpu::Check(job); }
+const char* CheckJob(const gpu::AttendJob& job, const void* workspace, size_t workspace_bytes) {
+  return gpu::Check(job, workspace, workspace_bytes);
+}
 
 void RunOnShim(const gpu::EncodeJob& job, void* workspace, std::vector<shim::Range> memory) {
   std::lock_guard<std::mutex> lock(shared_memory_mutex);
@@ -48,6 +51,11 @@ void RunOnShim(const gpu::SpreadJob& job, std::vector<shim::Range> memory) {
   std::lock_guard<std::mutex> lock(shared_memory_mutex);
   shim::Launcher launch = LauncherFor(std::move(memory));
   gpu::RunSpread(job, launch);
+}
+void RunOnShim(const gpu::AttendJob& job, void* workspace, std::vector<shim::Range> memory) {
+  std::lock_guard<std::mutex> lock(shared_memory_mutex);
+  shim::Launcher launch = LauncherFor(std::move(memory));
+  gpu::RunAttend(job, workspace, launch);
 }
 void RunOnShim(const gpu::ZeroJob& job, std::vector<shim::Range> memory) {
   std::lock_guard<std::mutex> lock(shared_memory_mutex);

@@ -14,6 +14,7 @@ const char* CheckJob(const gpu::DecodeJob& job, const void* workspace, size_t wo
 const char* CheckJob(const gpu::ScanJob& job);
 const char* CheckJob(const gpu::SpreadJob& job);
 const char* CheckJob(const gpu::ZeroJob& job);
+const char* CheckJob(const gpu::AttendJob& job, const void* workspace, size_t workspace_bytes);
 
 // Throw shim::Fault. The kernels may touch `memory` and nothing else.
 void RunOnShim(const gpu::EncodeJob& job, void* workspace, std::vector<shim::Range> memory);
@@ -21,5 +22,6 @@ void RunOnShim(const gpu::DecodeJob& job, void* workspace, std::vector<shim::Ran
 void RunOnShim(const gpu::ScanJob& job, std::vector<shim::Range> memory);
 void RunOnShim(const gpu::SpreadJob& job, std::vector<shim::Range> memory);
 void RunOnShim(const gpu::ZeroJob& job, std::vector<shim::Range> memory);
+void RunOnShim(const gpu::AttendJob& job, void* workspace, std::vector<shim::Range> memory);
 
 }  // namespace spectrumkv::testing

@@ -301,6 +301,13 @@ LaunchStatus FakeRuntime::Spread(const gpu::SpreadJob& job, DeviceStream stream)
                 [this, job] { RunOnShim(job, memory_.Ranges()); });
 }
 
+LaunchStatus FakeRuntime::Attend(const gpu::AttendJob& job, void* workspace, size_t workspace_bytes,
+                                 DeviceStream stream) {
+  return Launch("Attend", stream, CheckJob(job, workspace, workspace_bytes),
+                {job.k.base, job.k.runs, job.values, job.positions, job.scores, workspace},
+                [this, job, workspace] { RunOnShim(job, workspace, memory_.Ranges()); });
+}
+
 LaunchStatus FakeRuntime::ZeroTokens(const gpu::ZeroJob& job, DeviceStream stream) {
   return Launch("ZeroTokens", stream, CheckJob(job), {job.plane.base, job.plane.runs},
                 [this, job] { RunOnShim(job, memory_.Ranges()); });

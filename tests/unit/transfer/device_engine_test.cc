@@ -3,7 +3,9 @@
 #include <map>
 #include <set>
 
+#include "server/scan/attention.h"
 #include "tests/cuda/fake/fake_runtime.h"
+#include "tests/unit/metrics/exposition.h"
 #include "tests/unit/transfer/two_engines.h"
 
 namespace spectrumkv {
@@ -23,6 +25,7 @@ class DeviceEngineTest : public EngineTest {
     EngineSettings settings;
     settings.options.progress_timeout_ms = 5000;
     settings.options.inline_chunk_bytes = 0;
+    settings.reconstruction_chunks = 1;
     settings.runtime = runtime_a_.get();
     a_ = std::make_unique<Engine>("a", network_.get(), settings, kEpochA);
     settings.runtime = runtime_b_.get();
@@ -53,7 +56,9 @@ class DeviceEngineTest : public EngineTest {
     auto source = Source(tokens);
     if (source == nullptr || target == nullptr) return {};  // has failed the test
     EXPECT_TRUE(b_->manager().StartReceiver(Expect(id, std::move(target))).ok());
-    EXPECT_TRUE(a_->manager().StartSender(Send(id, std::move(source), policy)).ok());
+    SenderSpec spec = Send(id, std::move(source), policy);
+    if (policy.importance == ImportanceSource::kRecentQueries) spec.queries = Queries({0, 2});
+    EXPECT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
     sent_report_ = a_->Watch(id, Role::kSender)->WaitTerminal(60);
     return b_->Watch(id, Role::kReceiver)->WaitTerminal(60);
   }
@@ -67,7 +72,38 @@ class DeviceEngineTest : public EngineTest {
     policies["optimal"].budget = 0.4;
     policies["optimal"].allocator = Allocator::kOptimal;
     policies["optimal"].importance = ImportanceSource::kNone;
+    policies["recent"].budget = 0.4;
+    policies["recent"].importance = ImportanceSource::kRecentQueries;
+    policies["recent_drop"] = policies["recent"];
+    policies["recent_drop"].allocator = Allocator::kSlidingWindowSink;
+    policies["recent_drop"].allow_drop = true;
     return policies;
+  }
+
+  // Of six query heads at positions 60, 70 and 76.
+  std::shared_ptr<RecentQueries> Queries(const std::vector<uint32_t>& layers) const {
+    constexpr uint32_t kHeads = 6;
+    auto queries = std::make_shared<RecentQueries>();
+    queries->dtype = DType::kFloat32;
+    queries->positions = {60, 70, 76};
+    std::mt19937 random(11);
+    std::normal_distribution<float> normal(0.0f, 2.0f);
+    for (const uint32_t layer : layers) {
+      std::vector<float> values(queries->positions.size() * kHeads * source_layout_.head_dim);
+      for (float& value : values) value = normal(random);
+      queries->layers.push_back(
+          {layer, std::string(reinterpret_cast<const char*>(values.data()), values.size() * 4), kHeads, 0, 0, 0});
+    }
+    return queries;
+  }
+  // Reconstruction errors that the sender has told: (sum, count).
+  std::pair<double, double> Reconstruction() const {
+    std::pair<double, double> all;
+    for (const auto& [name, value] : ParseExposition(a_->metrics().Render())) {
+      if (name.rfind("spectrumkv_reconstruction_error_ratio_sum", 0) == 0) all.first += value;
+      if (name.rfind("spectrumkv_reconstruction_error_ratio_count", 0) == 0) all.second += value;
+    }
+    return all;
   }
 
   TransferReport sent_report_;
@@ -88,12 +124,14 @@ TEST_F(DeviceEngineTest, EveryWayLandsTheSameBitsAsBetweenHosts) {
                       {Where::kDevice, Where::kDevice}};
   std::map<std::string, std::vector<std::string>> landed;
   std::map<std::string, uint64_t> wire_bytes;
+  std::map<std::string, std::pair<double, double>> errors;
   int number = 0;
   for (const Way& way : ways) {
     Prepare(way.source, way.target);
     for (const auto& [name, policy] : Policies()) {
       SCOPED_TRACE(name + ", way " + std::to_string(number));
       FillBlocks(*b_, target_pool_, target_layout_, {10, 11, 12, 13, 14, 15, 16, 17, 18, 19}, 9);
+      const auto told = Reconstruction();
       const TransferReport report = Run(name + std::to_string(number), policy, 77);
       ASSERT_EQ(report.state, TransferState::kCommitted) << report.error;
       EXPECT_EQ(report.layers_ready, 3u);
@@ -102,12 +140,21 @@ TEST_F(DeviceEngineTest, EveryWayLandsTheSameBitsAsBetweenHosts) {
       const auto first = landed.emplace(name, Landed()).first;
       EXPECT_TRUE(Landed() == first->second);
       EXPECT_EQ(report.wire_bytes, wire_bytes.emplace(name, report.wire_bytes).first->second);
+      // What coding lost is sampled on the GPU as in host memory; the order in which chunks add to the sum is open.
+      const auto now = Reconstruction();
+      const auto lost = errors.emplace(name, std::pair(now.first - told.first, now.second - told.second)).first->second;
+      EXPECT_NEAR(now.first - told.first, lost.first, 1e-9);
+      EXPECT_EQ(now.second - told.second, lost.second);
+      const bool sampled = way.source == Where::kDevice || name != "raw";  // RAW that is lent is not
+      EXPECT_EQ(lost.second > 0, sampled);
+      EXPECT_EQ(lost.first > 0, name != "raw");
     }
     ++number;
   }
   EXPECT_GT(runtime_a_->calls()["Encode"], 0);
   EXPECT_GT(runtime_a_->calls()["Scan"], 0);
   EXPECT_GT(runtime_a_->calls()["Spread"], 0);
+  EXPECT_GT(runtime_a_->calls()["Attend"], 0);
   EXPECT_GT(runtime_b_->calls()["Decode"], 0);
 }
 
@@ -151,6 +198,30 @@ TEST_F(DeviceEngineTest, ALayerwiseSourceOnADeviceGoesLayerByLayer) {
   EXPECT_EQ(watcher->WaitTerminal().state, TransferState::kCommitted);
 }
 
+// Queries come with their layers; what is sent is what the same source in host memory sends.
+TEST_F(DeviceEngineTest, LayerwiseQueriesAttendOnTheDevice) {
+  Build();
+  std::vector<std::string> landed;
+  for (const Where source : {Where::kHost, Where::kDevice}) {
+    Prepare(source, Where::kHost);
+    const std::string id = source == Where::kHost ? "host" : "device";
+    SenderSpec spec = Send(id, Source(), Policies().at("recent"));
+    spec.layerwise = true;
+    ASSERT_TRUE(b_->manager().StartReceiver(Expect(id, Target())).ok());
+    ASSERT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
+    auto watcher = b_->Watch(id, Role::kReceiver);
+    for (uint32_t layer = 0; layer < 3; ++layer) {
+      ASSERT_TRUE(a_->manager().Advance(kMe, id, layer + 1, 80, {{}, Queries({layer})}).ok());
+      ASSERT_TRUE(watcher->WaitLayers(layer + 1)) << layer;
+    }
+    EXPECT_EQ(watcher->WaitTerminal().state, TransferState::kCommitted);
+    EXPECT_EQ(a_->Watch(id, Role::kSender)->WaitTerminal().importance, ImportanceSource::kRecentQueries);
+    if (landed.empty()) landed = Landed();
+    EXPECT_TRUE(Landed() == landed);
+  }
+  EXPECT_EQ(runtime_a_->calls()["Attend"], 3) << "one launch function for each layer";
+}
+
 // A decode that was queued but fails when it runs: no layer is told ready, nothing is committed.
 TEST_F(DeviceEngineTest, NothingIsReadyBeforeItsStreamHasFinished) {
   Build();
@@ -172,7 +243,8 @@ TEST_F(DeviceEngineTest, EveryFailureOfTheRuntimeEndsTheTransferAndNothingElse) 
   };
   const Case cases[] = {{"CreateStream", true, false},   {"AllocatePinned", true, false}, {"Allocate", true, false},
                         {"Copy", true, false},           {"Copy", true, true},            {"Encode", true, false},
-                        {"Encode", true, true},          {"Scan", true, false},           {"Scan", true, true},           {"Spread", true, true},
+                        {"Encode", true, true},          {"Attend", true, false},        {"Attend", true, true},
+                        {"Scan", true, false},           {"Scan", true, true},           {"Spread", true, true},
                         {"Synchronize", true, false},    {"Copy", false, false},          {"Copy", false, true},
                         {"Decode", false, false},        {"Decode", false, true},         {"Synchronize", false, false},
                         {"ZeroRows", false, false},      {"ZeroRows", false, true}};
@@ -200,7 +272,9 @@ TEST_F(DeviceEngineTest, EveryFailureOfTheRuntimeEndsTheTransferAndNothingElse) 
       // Prepare has made a lane, which may be enough: a second one is made where two threads code at a time.
       const bool second_lane = call == "CreateStream" || call == "AllocatePinned";
       runtime.Fail(call, error, 0, test.late, /*always=*/second_lane);
-      const TransferReport report = Run("t" + std::to_string(++number), policy, 77);
+      Policy asked = policy;
+      if (call == "Attend") asked = Policies().at("recent");
+      const TransferReport report = Run("t" + std::to_string(++number), asked, 77);
       runtime.ForgetFailures();
       if (!second_lane || report.state != TransferState::kCommitted) {
         EXPECT_EQ(report.state, TransferState::kFailed);

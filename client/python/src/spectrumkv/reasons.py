@@ -284,8 +284,6 @@ class NOT_ON_DEVICE(SpectrumKVError):
     """What is asked is not done on the GPU."""
 class OUT_OF_DEVICE_MEMORY(SpectrumKVError):
     """The GPU has no memory for it now."""
-class QUERIES_ON_DEVICE(SpectrumKVError):
-    """Recent queries of a pool in GPU memory, which this version does not take."""
 class TOO_MANY_EVENTS(SpectrumKVError):
     """The worker has as many events open as it may."""
 class UNKNOWN_DEVICE(SpectrumKVError):
