@@ -295,7 +295,9 @@ void SenderTransfer::Encode(EncodeJob* job) {
   job->result = EncodeChunk(*parts().backend, encode_source_, planned, job->fence, &ThreadEncodeScratch(),
                             job->slot->data(), parts().send_slots->slot_bytes(), &job->lent);
   job->seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
-  if (job->result.ok() && job->lent.empty()) {
+  // Where a chunk on a GPU came out longer than planned, the slot holds what was there before.
+  const bool whole = job->result.ok() && (source_->device() == nullptr || job->result->chunk_bytes == planned.chunk_bytes);
+  if (whole && job->lent.empty()) {
     SampleReconstruction(parts(), encode_source_, planned.cut, job->slot->data(), job->result->chunk_bytes);
   }
   gate_.Leave();

@@ -244,6 +244,26 @@ TEST_F(GpuDaemonTest, AnAllocationIsOpenedOnceAndClosedWithItsLastPool) {
   EXPECT_EQ(Status().no_device_reason(), "");
 }
 
+// The end of its hold stream is how the daemon learns that a worker has died.
+TEST_F(GpuDaemonTest, AWorkerThatDiesLetsGoOfItsGpuMemory) {
+  FakeExport memory = FakeExport::Memory(1, kPoolBytes);
+  const v1::PoolRef pool = RegisterIpc(decode_worker(), memory, 1);
+  const auto context = Context();
+  const auto stream = decode_worker().HoldPool(context.get());
+  v1::HoldPoolRequest ping;
+  *ping.mutable_pool() = pool;
+  v1::HoldPoolResponse answer;
+  ASSERT_TRUE(stream->Write(ping));
+  ASSERT_TRUE(stream->Read(&answer));
+  EXPECT_EQ(Status().devices(1).imports(), 1u);
+  context->TryCancel();
+  stream->Finish();
+  for (int i = 0; i < 1000 && Status().devices(1).imports() != 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_EQ(Status().devices(1).imports(), 0u);
+}
+
 TEST_F(GpuDaemonTest, HandlesThatCannotBeUsedAreRefusedWithTheCause) {
   FakeExport memory = FakeExport::Memory(1, kPoolBytes), dead = FakeExport::Memory(1, kPoolBytes);
   dead.Die();

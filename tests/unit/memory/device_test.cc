@@ -140,6 +140,38 @@ TEST_F(DeviceTest, AfterAnErrorThatEndsItNothingIsAskedOfTheDevice) {
   runtime_.Revive();  // so that its memory can be freed
 }
 
+// Every code of runtime.h, when a call is made and when what it queued runs.
+TEST_F(DeviceTest, EveryErrorOfTheRuntimeHasItsReason) {
+  const std::string failed = "DEVICE_FAILED", other = "DEVICE_ERROR";
+  const std::map<int, std::string> reasons = {
+      {gpu::kInvalidValue, other},         {gpu::kOutOfMemory, "OUT_OF_DEVICE_MEMORY"}, {gpu::kInitializationError, other},
+      {gpu::kInsufficientDriver, "NO_DRIVER"}, {gpu::kDevicesUnavailable, "DEVICE_BUSY"}, {gpu::kNoDevice, "NO_DEVICE"},
+      {gpu::kInvalidDevice, other},        {gpu::kContextUninitialized, other},         {gpu::kMapFailed, other},
+      {gpu::kNoKernelImage, "DEVICE_TOO_OLD"}, {gpu::kEccUncorrectable, failed},        {gpu::kInvalidHandle, other},
+      {gpu::kNotReady, other},             {gpu::kIllegalAddress, failed},              {gpu::kLaunchTimeout, failed},
+      {gpu::kTooManyPeers, other},         {gpu::kHardwareStack, failed},               {gpu::kIllegalInstruction, failed},
+      {gpu::kMisalignedAddress, failed},   {gpu::kLaunchFailure, failed},               {gpu::kNotPermitted, other},
+      {gpu::kNotSupported, other},         {gpu::kSystemNotReady, "DEVICE_BUSY"},       {gpu::kDriverMismatch, "DRIVER_TOO_OLD"},
+      {gpu::kUnknownError, other},         {gpu::kWithoutCuda, "CUDA_NOT_AVAILABLE"},   {710, failed},
+      {717, failed},                       {718, failed}};
+  for (const auto& [error, reason] : reasons) {
+    for (const bool late : {false, true}) {
+      devices_ = Devices::Find(&runtime_, {});
+      {
+        auto lane = device().TakeLane();
+        ASSERT_TRUE(lane.ok()) << lane.status();
+        uint8_t* const host = lane->Pinned(64);
+        uint8_t* const on_device = lane->OnDevice(64);
+        runtime_.Fail("Copy", error, 0, late);
+        lane->Copy(on_device, host, 64);
+        EXPECT_EQ(ReasonOf(lane->Finish()), reason) << error << (late ? " late" : "");
+        EXPECT_EQ(ReasonOf(device().Health()), reason == failed ? failed : "") << error;
+      }
+      runtime_.Revive();
+    }
+  }
+}
+
 TEST_F(DeviceTest, EventsAreAskedAndClosedWhenReached) {
   FakeExport first = FakeExport::Event(0), second = FakeExport::Event(0);
   DeviceEvents events(&device());

@@ -222,6 +222,34 @@ TEST_F(DeviceEngineTest, LayerwiseQueriesAttendOnTheDevice) {
   EXPECT_EQ(runtime_a_->calls()["Attend"], 3) << "one launch function for each layer";
 }
 
+// Both workers die while their chunks are coded: the fake device would tell of memory that goes while work on it is queued.
+TEST_F(DeviceEngineTest, MemoryStaysUntilWhatIsQueuedOnItHasRun) {
+  int failed = 0;
+  for (uint32_t seed = 1; seed <= 8; ++seed) {
+    Build(seed);
+    source_layout_.layers = target_layout_.layers = 6;
+    Prepare(Where::kDevice, Where::kDevice);
+    const auto held = [](Engine& engine, const std::string& pool) {
+      const auto hold = engine.pools().OpenHold(kMe, pool, engine.epoch(), [](const std::string&) {});
+      EXPECT_TRUE(hold.ok()) << hold.status();
+      return hold.value_or(0);
+    };
+    const uint64_t source_hold = held(*a_, source_pool_), target_hold = held(*b_, target_pool_);
+    ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
+    ASSERT_TRUE(a_->manager().StartSender(Send("t", Source(), Policies().at("optimal"))).ok());
+    auto receiver = b_->Watch("t", Role::kReceiver), sender = a_->Watch("t", Role::kSender);
+    if (seed % 2 == 0) receiver->WaitLayers(1);
+    (seed % 4 < 2 ? *a_ : *b_).pools().CloseHold(seed % 4 < 2 ? source_pool_ : target_pool_,
+                                                 seed % 4 < 2 ? source_hold : target_hold);
+    failed += receiver->WaitTerminal().state != TransferState::kCommitted ? 1 : 0;
+    sender->WaitTerminal();
+    TearDown();
+    network_ = std::make_unique<MemoryNetwork>();
+  }
+  std::printf("%d of 8 transfers failed with their worker\n", failed);
+  Build();
+}
+
 // A decode that was queued but fails when it runs: no layer is told ready, nothing is committed.
 TEST_F(DeviceEngineTest, NothingIsReadyBeforeItsStreamHasFinished) {
   Build();
