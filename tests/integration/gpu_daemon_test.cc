@@ -175,6 +175,7 @@ TEST_F(GpuDaemonTest, RecentQueriesAttendToKeysOnTheGpu) {
     const std::string id = NewTransferId("attend");
     v1::SendRequest send = SendOf(from, id, decode().address("peer"));
     send.mutable_policy()->set_budget(0.5);
+    send.mutable_policy()->set_allocator(v1::ALLOCATOR_GREEDY);
     *send.mutable_policy()->mutable_importance()->mutable_queries() = QueriesOf(1);
     v1::PlanRequest plan;
     *plan.mutable_pool() = from;
@@ -196,6 +197,7 @@ TEST_F(GpuDaemonTest, RecentQueriesAttendToKeysOnTheGpu) {
     *publish.mutable_blocks() = send.blocks();
     publish.set_layerwise(true);
     publish.mutable_policy()->set_budget(0.5);
+    publish.mutable_policy()->set_allocator(v1::ALLOCATOR_GREEDY);
     publish.mutable_policy()->mutable_importance()->set_source(v1::IMPORTANCE_SOURCE_RECENT_QUERIES);
     v1::PublishResponse published;
     EXPECT_RPC_OK(prefill_worker().Publish(Context().get(), publish, &published));
