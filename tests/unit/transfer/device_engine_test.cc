@@ -55,7 +55,9 @@ class DeviceEngineTest : public EngineTest {
     auto target = Target(tokens);
     auto source = Source(tokens);
     if (source == nullptr || target == nullptr) return {};  // has failed the test
-    EXPECT_TRUE(b_->manager().StartReceiver(Expect(id, std::move(target))).ok());
+    ReceiverSpec receiver = Expect(id, std::move(target));
+    receiver.accept_dropped = true;
+    EXPECT_TRUE(b_->manager().StartReceiver(std::move(receiver)).ok());
     SenderSpec spec = Send(id, std::move(source), policy);
     if (policy.importance == ImportanceSource::kRecentQueries) spec.queries = Queries({0, 2});
     EXPECT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
