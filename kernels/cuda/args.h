@@ -45,6 +45,12 @@ struct ChunkArgs {
   ChunkReport* report;
 };
 
+// Chunks of one launch, a row of the grid each, which has as many blocks of threads as the largest needs.
+struct BatchArgs {
+  ChunkArgs chunks[kMaxBatch];
+};
+static_assert(sizeof(BatchArgs) <= 4096, "what a launch may pass to a kernel");
+
 struct ScanArgs {
   uint32_t tokens;
   uint32_t heads;

@@ -7,9 +7,7 @@
 
 namespace spectrumkv::gpu {
 
-// A tile: the tokens of one block, kAttendQueries queries; a thread has the dots of kTileSide of each. Keys and queries come
-// into shared memory kTileDims dims at a time.
-constexpr uint32_t kTileSide = 4, kTileDims = 32;
+// A tile: the tokens of one block, kAttendQueries queries; a thread has the dots of kTileSide of each.
 constexpr uint32_t kTileTokens = kAttendTokens / kTileSide;  // threads side by side
 static_assert(kAttendThreads == kTileTokens * kAttendQueries / kTileSide);
 static_assert(kAttendQueries <= kTileDims, "logits take the place of keys");

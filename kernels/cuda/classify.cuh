@@ -46,7 +46,8 @@ SPECTRUMKV_DEVICE PlaneClass ClassifyPlane(const ChunkArgs& args, const DevicePl
 // A warp for each token: work.tiers, work.escaped, work.nonfinite.
 template <DType kType>
 SPECTRUMKV_KERNEL(kClassifyThreads)
-Classify(const ChunkArgs args) {
+Classify(const BatchArgs batch) {
+  const ChunkArgs& args = ChunkOf(batch);
   const uint32_t token = (blockIdx.x * blockDim.x + threadIdx.x) / kWarpLanes, lane = threadIdx.x % kWarpLanes;
   if (token >= args.tokens) return;  // the whole warp
   const EscapeLimits limits = EscapeLimitsOf(kType);

@@ -13,9 +13,9 @@ class DeviceLauncher {
   explicit DeviceLauncher(Stream stream) : stream_(stream) {}
 
   template <typename Args>
-  void operator()(void (*kernel)(const Args), uint32_t blocks, uint32_t threads, const Args& args) {
+  void operator()(void (*kernel)(const Args), uint32_t blocks, uint32_t threads, const Args& args, uint32_t rows = 1) {
     if (error_ != cudaSuccess) return;
-    kernel<<<blocks, threads, 0, stream_>>>(args);
+    kernel<<<dim3(blocks, rows), threads, 0, stream_>>>(args);
     error_ = cudaGetLastError();
   }
 
@@ -31,17 +31,17 @@ class DeviceLauncher {
 
 }  // namespace
 
-LaunchStatus LaunchEncode(const EncodeJob& job, void* workspace, size_t workspace_bytes, Stream stream) {
-  if (const char* wrong = Check(job, workspace, workspace_bytes)) return LaunchStatus{wrong, 0};
+LaunchStatus LaunchEncode(const EncodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes, Stream stream) {
+  if (const char* wrong = Check(jobs, count, workspace, workspace_bytes)) return LaunchStatus{wrong, 0};
   DeviceLauncher launch(stream);
-  RunEncode(job, workspace, launch);
+  RunEncode(jobs, count, workspace, launch);
   return launch.status();
 }
 
-LaunchStatus LaunchDecode(const DecodeJob& job, void* workspace, size_t workspace_bytes, Stream stream) {
-  if (const char* wrong = Check(job, workspace, workspace_bytes)) return LaunchStatus{wrong, 0};
+LaunchStatus LaunchDecode(const DecodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes, Stream stream) {
+  if (const char* wrong = Check(jobs, count, workspace, workspace_bytes)) return LaunchStatus{wrong, 0};
   DeviceLauncher launch(stream);
-  RunDecode(job, workspace, launch);
+  RunDecode(jobs, count, workspace, launch);
   return launch.status();
 }
 

@@ -77,6 +77,11 @@ struct DecodeJob {
   ChunkReport* report = nullptr;
 };
 
+// Jobs that one launch takes: of one kind, so that one kernel does for all.
+constexpr uint32_t kMaxBatch = 8;
+bool SameKind(const EncodeJob& a, const EncodeJob& b);
+bool SameKind(const DecodeJob& a, const DecodeJob& b);
+
 // One read pass over one plane, for importance by key norms: energies and escape classes as Backend::Scan.
 struct ScanJob {
   ChunkDims dims;
@@ -124,8 +129,9 @@ struct LaunchStatus {
 // Bytes of the workspace of one encode or decode job; it must be 16-byte aligned.
 size_t WorkspaceBytes(const ChunkDims& dims);
 
-LaunchStatus LaunchEncode(const EncodeJob& job, void* workspace, size_t workspace_bytes, Stream stream);
-LaunchStatus LaunchDecode(const DecodeJob& job, void* workspace, size_t workspace_bytes, Stream stream);
+// Four kernels, and two, for 1 to kMaxBatch jobs of one kind. Their workspaces follow each other, WorkspaceBytes of each.
+LaunchStatus LaunchEncode(const EncodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes, Stream stream);
+LaunchStatus LaunchDecode(const DecodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes, Stream stream);
 LaunchStatus LaunchScan(const ScanJob& job, Stream stream);
 LaunchStatus LaunchSpread(const SpreadJob& job, Stream stream);
 // Of an attend job; it must be 16-byte aligned. About 16 MiB, more from 131,000 tokens on.

@@ -159,11 +159,13 @@ class Cuda final : public Runtime {
     });
   }
 
-  LaunchStatus Encode(const EncodeJob& job, void* workspace, size_t workspace_bytes, DeviceStream stream) override {
-    return Launch(stream, [&] { return LaunchEncode(job, workspace, workspace_bytes, stream.stream); });
+  LaunchStatus EncodeBatch(const EncodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes,
+                           DeviceStream stream) override {
+    return Launch(stream, [&] { return LaunchEncode(jobs, count, workspace, workspace_bytes, stream.stream); });
   }
-  LaunchStatus Decode(const DecodeJob& job, void* workspace, size_t workspace_bytes, DeviceStream stream) override {
-    return Launch(stream, [&] { return LaunchDecode(job, workspace, workspace_bytes, stream.stream); });
+  LaunchStatus DecodeBatch(const DecodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes,
+                           DeviceStream stream) override {
+    return Launch(stream, [&] { return LaunchDecode(jobs, count, workspace, workspace_bytes, stream.stream); });
   }
   LaunchStatus Scan(const ScanJob& job, DeviceStream stream) override {
     return Launch(stream, [&] { return LaunchScan(job, stream.stream); });

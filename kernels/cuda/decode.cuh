@@ -175,7 +175,8 @@ SPECTRUMKV_DEVICE void WriteCell(const ChunkArgs& args, const CellOfLane& mine, 
 // A group of lanes for each cell of both planes, as Encode.
 template <DType kTo, int kSets>
 SPECTRUMKV_KERNEL(kCellThreads)
-Decode(const ChunkArgs args) {
+Decode(const BatchArgs batch) {
+  const ChunkArgs& args = ChunkOf(batch);
   const CellOfLane mine = CellOf(args, args.planes, args.tokens);
   const Tier tier = mine.live ? TierAt(args, mine.token, mine.plane) : Tier::kRaw;
   float x[kSets][kLaneValues] = {};

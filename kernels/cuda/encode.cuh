@@ -9,9 +9,10 @@ namespace spectrumkv::gpu {
 // A group of lanes for each (run of 64 tokens, head): the mean of the keys of rotated tiers, coded as a P8 cell.
 template <DType kType, int kSets>
 SPECTRUMKV_KERNEL(kCellThreads)
-Centre(const ChunkArgs args) {
+Centre(const BatchArgs batch) {
+  const ChunkArgs& args = ChunkOf(batch);
   const ChunkPlaces places = *args.work.chunk;
-  if (places.fits == 0 || places.centred == 0) return;  // the whole grid
+  if (places.fits == 0 || places.centred == 0) return;  // all of the chunk
   const uint32_t runs = (args.tokens + kCentreTokens - 1) / kCentreTokens;
   const CellOfLane mine = CellOf(args, 1, runs);
   const uint32_t first = mine.token * kCentreTokens;
@@ -114,10 +115,11 @@ SPECTRUMKV_DEVICE void ReadCell(const ChunkArgs& args, const ChunkPlaces& places
 // together stands outside of every branch on the tier.
 template <DType kType, int kSets>
 SPECTRUMKV_KERNEL(kCellThreads)
-Encode(const ChunkArgs args) {
+Encode(const BatchArgs batch) {
   __shared__ __align__(16) uint8_t staged[kCellThreads * kLaneValues * kSets];
+  const ChunkArgs& args = ChunkOf(batch);
   const ChunkPlaces places = *args.work.chunk;
-  if (places.fits == 0) return;  // the whole grid
+  if (places.fits == 0) return;  // all of the chunk
   const CellOfLane mine = CellOf(args, args.planes, args.tokens);
   const Tier tier = mine.live ? TierAt(args, mine.token, mine.plane) : Tier::kRaw;
   uint8_t *codes = args.chunk, *scales = args.chunk;

@@ -36,10 +36,33 @@ const char* CheckChunkJob(const Job& job, const void* workspace, size_t workspac
   return workspace_bytes < WorkspaceBytes(job.dims) ? "workspace_bytes" : nullptr;
 }
 
+const char* CheckOwn(const EncodeJob& job) { return job.tiers == nullptr ? "tiers" : nullptr; }
+const char* CheckOwn(const DecodeJob& job) {
+  return job.target < DType::kFloat16 || job.target > DType::kFloat32 ? "target" : nullptr;
+}
+
+template <typename Job>
+const char* CheckBatch(const Job* jobs, uint32_t count, const void* workspace, size_t workspace_bytes) {
+  if (jobs == nullptr || count < 1 || count > kMaxBatch) return "count";
+  for (uint32_t i = 0; i < count; ++i) {
+    if (const char* wrong = CheckChunkJob(jobs[i], workspace, workspace_bytes)) return wrong;
+    if (const char* wrong = CheckOwn(jobs[i])) return wrong;
+    if (!SameKind(jobs[i], jobs[0])) return "kind";
+    workspace_bytes -= WorkspaceBytes(jobs[i].dims);
+  }
+  return nullptr;
+}
+
 uint32_t AttendBlocks(uint32_t tokens) { return (tokens + kAttendTokens - 1) / kAttendTokens; }
 
 // Far more than any model has: what keeps a grid's blocks in 31 bits.
 constexpr uint32_t kMaxAttendQueries = 1 << 20;
+
+// Sets of eight values that a lane holds of a cell.
+uint32_t SetsOf(uint32_t head_dim) {
+  constexpr uint32_t kSet = kWarpLanes * kLaneValues;
+  return head_dim <= kSet ? 1 : head_dim <= 2 * kSet ? 2 : 4;
+}
 
 // The smallest power of two that holds a cell, at most a warp.
 uint32_t CellLanes(uint32_t head_dim) {
@@ -104,6 +127,27 @@ ChunkArgs ChunkArgsOf(const Job& job, void* workspace) {
   return args;
 }
 
+void AddOwn(const EncodeJob& job, ChunkArgs* args) {
+  args->requested = job.tiers;
+  args->chunk = job.chunk;
+  args->capacity = job.capacity;
+}
+void AddOwn(const DecodeJob& job, ChunkArgs* args) {
+  args->chunk = const_cast<uint8_t*>(job.chunk);  // kernels of decoding only read it
+}
+
+template <typename Job>
+BatchArgs BatchArgsOf(const Job* jobs, uint32_t count, void* workspace) {
+  BatchArgs batch{};
+  auto* at = static_cast<uint8_t*>(workspace);
+  for (uint32_t i = 0; i < count; ++i) {
+    batch.chunks[i] = ChunkArgsOf(jobs[i], at);
+    AddOwn(jobs[i], &batch.chunks[i]);
+    at += WorkspaceBytes(jobs[i].dims);
+  }
+  return batch;
+}
+
 }  // namespace
 
 size_t WorkspaceBytes(const ChunkDims& dims) {
@@ -112,14 +156,20 @@ size_t WorkspaceBytes(const ChunkDims& dims) {
   return parts.bytes();
 }
 
-const char* Check(const EncodeJob& job, const void* workspace, size_t workspace_bytes) {
-  if (const char* wrong = CheckChunkJob(job, workspace, workspace_bytes)) return wrong;
-  return job.tiers == nullptr ? "tiers" : nullptr;
+bool SameKind(const EncodeJob& a, const EncodeJob& b) {
+  return a.dims.dtype == b.dims.dtype && SetsOf(a.dims.head_dim) == SetsOf(b.dims.head_dim);
 }
 
-const char* Check(const DecodeJob& job, const void* workspace, size_t workspace_bytes) {
-  if (const char* wrong = CheckChunkJob(job, workspace, workspace_bytes)) return wrong;
-  return job.target < DType::kFloat16 || job.target > DType::kFloat32 ? "target" : nullptr;
+bool SameKind(const DecodeJob& a, const DecodeJob& b) {
+  return a.target == b.target && SetsOf(a.dims.head_dim) == SetsOf(b.dims.head_dim);
+}
+
+const char* Check(const EncodeJob* jobs, uint32_t count, const void* workspace, size_t workspace_bytes) {
+  return CheckBatch(jobs, count, workspace, workspace_bytes);
+}
+
+const char* Check(const DecodeJob* jobs, uint32_t count, const void* workspace, size_t workspace_bytes) {
+  return CheckBatch(jobs, count, workspace, workspace_bytes);
 }
 
 const char* Check(const ScanJob& job) {
@@ -139,19 +189,8 @@ const char* Check(const ZeroJob& job) {
   return CheckPlane(job.plane, "plane");
 }
 
-ChunkArgs ArgsOf(const EncodeJob& job, void* workspace) {
-  ChunkArgs args = ChunkArgsOf(job, workspace);
-  args.requested = job.tiers;
-  args.chunk = job.chunk;
-  args.capacity = job.capacity;
-  return args;
-}
-
-ChunkArgs ArgsOf(const DecodeJob& job, void* workspace) {
-  ChunkArgs args = ChunkArgsOf(job, workspace);
-  args.chunk = const_cast<uint8_t*>(job.chunk);  // kernels of decoding only read it
-  return args;
-}
+BatchArgs ArgsOf(const EncodeJob* jobs, uint32_t count, void* workspace) { return BatchArgsOf(jobs, count, workspace); }
+BatchArgs ArgsOf(const DecodeJob* jobs, uint32_t count, void* workspace) { return BatchArgsOf(jobs, count, workspace); }
 
 ScanArgs ArgsOf(const ScanJob& job) {
   return ScanArgs{job.dims.tokens, job.dims.heads, job.dims.head_dim, job.plane, reinterpret_cast<uint8_t*>(job.scans)};

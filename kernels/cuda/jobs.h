@@ -7,16 +7,16 @@
 namespace spectrumkv::gpu {
 
 // What is wrong with a job, by the name of the field, or null.
-const char* Check(const EncodeJob& job, const void* workspace, size_t workspace_bytes);
-const char* Check(const DecodeJob& job, const void* workspace, size_t workspace_bytes);
+const char* Check(const EncodeJob* jobs, uint32_t count, const void* workspace, size_t workspace_bytes);
+const char* Check(const DecodeJob* jobs, uint32_t count, const void* workspace, size_t workspace_bytes);
 const char* Check(const ScanJob& job);
 const char* Check(const SpreadJob& job);
 const char* Check(const ZeroJob& job);
 const char* Check(const AttendJob& job, const void* workspace, size_t workspace_bytes);
 
 // REQUIRES: checked.
-ChunkArgs ArgsOf(const EncodeJob& job, void* workspace);
-ChunkArgs ArgsOf(const DecodeJob& job, void* workspace);
+BatchArgs ArgsOf(const EncodeJob* jobs, uint32_t count, void* workspace);
+BatchArgs ArgsOf(const DecodeJob* jobs, uint32_t count, void* workspace);
 ScanArgs ArgsOf(const ScanJob& job);
 SpreadArgs ArgsOf(const SpreadJob& job);
 ZeroArgs ArgsOf(const ZeroJob& job);

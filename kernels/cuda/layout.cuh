@@ -1,4 +1,4 @@
-// The second pass: where each cell's codes and scales lie, by prefix sums over the tier map. One block for a chunk.
+// The second pass: where each cell's codes and scales lie, by prefix sums over the tier map. One block of threads for a chunk.
 #pragma once
 
 #include "kernels/cuda/planes.cuh"
@@ -132,9 +132,10 @@ SPECTRUMKV_DEVICE void WriteFrame(const ChunkArgs& args, const Sections& section
 // Entry e is token e of K, or token e - tokens of V. kWrites: encoding, the chunk is written; else it is read.
 template <bool kWrites>
 SPECTRUMKV_KERNEL(kLayoutThreads)
-Layout(const ChunkArgs args) {
+Layout(const BatchArgs batch) {
   __shared__ SliceSums sums[kLayoutThreads];
   __shared__ Sections sections;
+  const ChunkArgs& args = ChunkOf(batch);
   const uint8_t* tiers = kWrites ? args.work.tiers : args.chunk + kHeaderBytes;
   const uint32_t entries = args.tokens * args.planes;
   const uint32_t slice = (entries + kLayoutThreads - 1) / kLayoutThreads;

@@ -8,8 +8,8 @@ constexpr const char* kWhy = "this program was built without CUDA";
 
 }  // namespace
 
-LaunchStatus LaunchEncode(const EncodeJob&, void*, size_t, Stream) { return LaunchStatus{kWhy, 0}; }
-LaunchStatus LaunchDecode(const DecodeJob&, void*, size_t, Stream) { return LaunchStatus{kWhy, 0}; }
+LaunchStatus LaunchEncode(const EncodeJob*, uint32_t, void*, size_t, Stream) { return LaunchStatus{kWhy, 0}; }
+LaunchStatus LaunchDecode(const DecodeJob*, uint32_t, void*, size_t, Stream) { return LaunchStatus{kWhy, 0}; }
 LaunchStatus LaunchScan(const ScanJob&, Stream) { return LaunchStatus{kWhy, 0}; }
 LaunchStatus LaunchSpread(const SpreadJob&, Stream) { return LaunchStatus{kWhy, 0}; }
 LaunchStatus LaunchAttend(const AttendJob&, void*, size_t, Stream) { return LaunchStatus{kWhy, 0}; }

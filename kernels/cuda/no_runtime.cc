@@ -33,8 +33,8 @@ class NoRuntime final : public Runtime {
   CallStatus CopyRows(Pitched, Pitched, size_t, size_t, DeviceStream) override { return kNone; }
   CallStatus Zero(void*, uint64_t, DeviceStream) override { return kNone; }
   CallStatus ZeroRows(Pitched, size_t, size_t, DeviceStream) override { return kNone; }
-  LaunchStatus Encode(const EncodeJob&, void*, size_t, DeviceStream) override { return kNotLaunched; }
-  LaunchStatus Decode(const DecodeJob&, void*, size_t, DeviceStream) override { return kNotLaunched; }
+  LaunchStatus EncodeBatch(const EncodeJob*, uint32_t, void*, size_t, DeviceStream) override { return kNotLaunched; }
+  LaunchStatus DecodeBatch(const DecodeJob*, uint32_t, void*, size_t, DeviceStream) override { return kNotLaunched; }
   LaunchStatus Scan(const ScanJob&, DeviceStream) override { return kNotLaunched; }
   LaunchStatus Spread(const SpreadJob&, DeviceStream) override { return kNotLaunched; }
   LaunchStatus Attend(const AttendJob&, void*, size_t, DeviceStream) override { return kNotLaunched; }

@@ -1,5 +1,5 @@
 // The order and the shape of launches: which kernels make up a job. `Launcher` runs one kernel:
-//   launch(kernel, blocks, threads, args)
+//   launch(kernel, blocks, threads, args, rows), of which the last may be left out: the grid's second dimension
 // so that the same sequence runs on a device (codec.cu) and wherever else kernels can be run.
 #pragma once
 
@@ -34,29 +34,49 @@ void WithSets(DType dtype, uint32_t head_dim, const F& f) {
   });
 }
 
+// One kernel for all chunks of a batch; threads_of(chunk): that it needs.
+template <typename Launcher, typename Kernel, typename ThreadsOf>
+void LaunchBatch(Kernel kernel, const BatchArgs& batch, uint32_t count, uint32_t threads, const ThreadsOf& threads_of,
+                 Launcher& launch) {
+  uint32_t most = 1;
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t blocks = BlocksFor(threads_of(batch.chunks[i]), threads);
+    most = blocks > most ? blocks : most;
+  }
+  launch(kernel, most, threads, batch, count);
+}
+
+inline uint64_t CellThreads(const ChunkArgs& args, uint64_t planes, uint64_t rows) {
+  return planes * rows * args.heads * args.cell_lanes;
+}
+
 template <typename Launcher>
-void RunEncode(const EncodeJob& job, void* workspace, Launcher& launch) {
-  const ChunkArgs args = ArgsOf(job, workspace);
-  const uint64_t cell_threads = static_cast<uint64_t>(args.heads) * args.cell_lanes;
-  const uint32_t runs = (args.tokens + kCentreTokens - 1) / kCentreTokens;
-  WithDType(args.dtype, [&]<DType kType>() {
-    launch(Classify<kType>, BlocksFor(uint64_t{args.tokens} * kWarpLanes, kClassifyThreads), kClassifyThreads, args);
+void RunEncode(const EncodeJob* jobs, uint32_t count, void* workspace, Launcher& launch) {
+  const BatchArgs batch = ArgsOf(jobs, count, workspace);
+  const auto tokens = [](const ChunkArgs& args) { return uint64_t{args.tokens} * kWarpLanes; };
+  const auto one = [](const ChunkArgs&) { return uint64_t{1}; };
+  const auto centres = [](const ChunkArgs& args) {
+    return CellThreads(args, 1, (args.tokens + kCentreTokens - 1) / kCentreTokens);
+  };
+  const auto cells = [](const ChunkArgs& args) { return CellThreads(args, args.planes, args.tokens); };
+  WithDType(jobs->dims.dtype, [&]<DType kType>() {
+    LaunchBatch(Classify<kType>, batch, count, kClassifyThreads, tokens, launch);
   });
-  launch(Layout<true>, 1, kLayoutThreads, args);
-  WithSets(args.dtype, args.head_dim, [&]<DType kType, int kSets>() {
-    launch(Centre<kType, kSets>, BlocksFor(runs * cell_threads, kCellThreads), kCellThreads, args);
-    launch(Encode<kType, kSets>, BlocksFor(uint64_t{args.planes} * args.tokens * cell_threads, kCellThreads),
-           kCellThreads, args);
+  LaunchBatch(Layout<true>, batch, count, kLayoutThreads, one, launch);
+  WithSets(jobs->dims.dtype, jobs->dims.head_dim, [&]<DType kType, int kSets>() {
+    LaunchBatch(Centre<kType, kSets>, batch, count, kCellThreads, centres, launch);
+    LaunchBatch(Encode<kType, kSets>, batch, count, kCellThreads, cells, launch);
   });
 }
 
 template <typename Launcher>
-void RunDecode(const DecodeJob& job, void* workspace, Launcher& launch) {
-  const ChunkArgs args = ArgsOf(job, workspace);
-  const uint64_t threads = uint64_t{args.planes} * args.tokens * args.heads * args.cell_lanes;
-  launch(Layout<false>, 1, kLayoutThreads, args);
-  WithSets(job.target, args.head_dim, [&]<DType kType, int kSets>() {
-    launch(Decode<kType, kSets>, BlocksFor(threads, kCellThreads), kCellThreads, args);
+void RunDecode(const DecodeJob* jobs, uint32_t count, void* workspace, Launcher& launch) {
+  const BatchArgs batch = ArgsOf(jobs, count, workspace);
+  const auto one = [](const ChunkArgs&) { return uint64_t{1}; };
+  const auto cells = [](const ChunkArgs& args) { return CellThreads(args, args.planes, args.tokens); };
+  LaunchBatch(Layout<false>, batch, count, kLayoutThreads, one, launch);
+  WithSets(jobs->target, jobs->dims.head_dim, [&]<DType kType, int kSets>() {
+    LaunchBatch(Decode<kType, kSets>, batch, count, kCellThreads, cells, launch);
   });
 }
 

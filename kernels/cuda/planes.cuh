@@ -174,6 +174,9 @@ struct CellOfLane {
   uint32_t group;  // of the warp
 };
 
+// This block's chunk. One that needs fewer blocks than others has some without work.
+SPECTRUMKV_DEVICE const ChunkArgs& ChunkOf(const BatchArgs& batch) { return batch.chunks[blockIdx.y]; }
+
 // Cells in the order of the chunk, cell_lanes lanes each. `planes` and `rows` [planes, rows, heads].
 SPECTRUMKV_DEVICE CellOfLane CellOf(const ChunkArgs& args, uint32_t planes, uint32_t rows) {
   const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;

@@ -125,8 +125,16 @@ class Runtime {
   virtual CallStatus ZeroRows(Pitched memory, size_t width_bytes, size_t rows, DeviceStream stream) = 0;
 
   // codec.h.
-  virtual LaunchStatus Encode(const EncodeJob& job, void* workspace, size_t workspace_bytes, DeviceStream stream) = 0;
-  virtual LaunchStatus Decode(const DecodeJob& job, void* workspace, size_t workspace_bytes, DeviceStream stream) = 0;
+  virtual LaunchStatus EncodeBatch(const EncodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes,
+                                   DeviceStream stream) = 0;
+  virtual LaunchStatus DecodeBatch(const DecodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes,
+                                   DeviceStream stream) = 0;
+  LaunchStatus Encode(const EncodeJob& job, void* workspace, size_t workspace_bytes, DeviceStream stream) {
+    return EncodeBatch(&job, 1, workspace, workspace_bytes, stream);
+  }
+  LaunchStatus Decode(const DecodeJob& job, void* workspace, size_t workspace_bytes, DeviceStream stream) {
+    return DecodeBatch(&job, 1, workspace, workspace_bytes, stream);
+  }
   virtual LaunchStatus Scan(const ScanJob& job, DeviceStream stream) = 0;
   virtual LaunchStatus Spread(const SpreadJob& job, DeviceStream stream) = 0;
   virtual LaunchStatus Attend(const AttendJob& job, void* workspace, size_t workspace_bytes, DeviceStream stream) = 0;

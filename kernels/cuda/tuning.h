@@ -19,6 +19,7 @@ constexpr uint32_t kSpreadThreads = 128;  // 8 lanes for each token of a run
 constexpr uint32_t kZeroThreads = 128;
 constexpr uint32_t kAttendThreads = 128;  // 4 tokens by 4 queries each of a tile's 64 by kAttendQueries
 constexpr uint32_t kAttendQueries = 32;
+constexpr uint32_t kTileSide = 4, kTileDims = 32;  // dims of keys and queries that are in shared memory at a time
 constexpr uint32_t kFoldThreads = 128;  // a thread for each query, or for each token
 constexpr uint32_t kLayoutThreads = 256;  // one block for a chunk: >= 192, a thread for each byte of padding
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "server/encode/encode.h"
@@ -12,12 +13,20 @@ namespace spectrumkv {
 // The source's rows of a chunk; their addresses lie in `rows`, which grows to the chunk's tokens.
 DeviceRows DeviceRowsOf(const EncodeSource& source, const ChunkCut& cut, PlaneId plane, std::vector<uint8_t*>* rows);
 
-// As Backend::Encode with the chunk's tiers, byte for byte, in out[0, capacity). The chunk is whole when this returns:
-// kernels and copies have run. Where it came out with other than the planned bytes, the result says so and `out` holds no
-// chunk. Errors: those of the device (DeviceError).
-absl::StatusOr<EncodeResult> EncodeOnDevice(const EncodeSource& source, const PlannedChunk& chunk,
-                                            const ChunkIdentity& identity, EncodeScratch* scratch, uint8_t* out,
-                                            uint64_t capacity);
+// One chunk of a batch.
+struct DeviceChunk {
+  const PlannedChunk* chunk = nullptr;
+  ChunkIdentity identity;
+  uint8_t* out = nullptr;
+  EncodeResult result;
+};
+
+// As Backend::Encode with the chunks' tiers, byte for byte, each in its out[0, capacity): one copy there, as few launches as
+// their kinds allow, and one wait for all of them. The chunks are whole when this returns: kernels and copies have run. Where
+// one came out with other than the planned bytes, its result says so and `out` holds no chunk. REQUIRES: 1 to gpu::kMaxBatch.
+// Errors: those of the device (DeviceError).
+absl::Status EncodeOnDevice(const EncodeSource& source, uint64_t capacity, EncodeScratch* scratch,
+                            std::vector<DeviceChunk>* chunks);
 
 // The tokens of a coded chunk that MeasureReconstruction compares, as they are in the source and as the chunk's decoding has
 // them: `dense` becomes [original, decoded][planes, tokens compared, heads, head_dim]. Both are made by the kernels of the data

@@ -69,8 +69,8 @@ absl::Status ReadBackOnDevice(const EncodeSource& source, const ChunkCut& cut, c
   decode.report = encode.report;
 
   memory.Upload(k_runs, coded);
-  lane->Encode(encode, memory.device(workspace), workspace.bytes);
-  lane->Decode(decode, memory.device(workspace), workspace.bytes);
+  lane->Encode(&encode, 1, memory.device(workspace), workspace.bytes);
+  lane->Decode(&decode, 1, memory.device(workspace), workspace.bytes);
   memory.Download(original, original);
   for (uint32_t p = 0; p < planes; ++p) {
     lane->CopyRows({memory.host(compared) + p * some.tokens * token_bytes, token_bytes},

@@ -99,34 +99,33 @@ void FillKeptRows(const EncodeSource& source, uint32_t layer_index, PlaneId plan
   });
 }
 
-absl::StatusOr<EncodeResult> EncodeChunk(const Backend& backend, const EncodeSource& source, const PlannedChunk& chunk,
-                                         uint64_t fence, EncodeScratch* scratch, uint8_t* out, uint64_t capacity,
-                                         std::vector<Piece>* lent) {
-  const ChunkCut& cut = chunk.cut;
+namespace {
+
+// Before the chunk's blocks are read.
+absl::Status BeforeReading(const EncodeSource& source, const ChunkCut& cut, EncodeScratch* scratch) {
+  if (!source.hold->has_generations()) return absl::OkStatus();
+  ReadGenerations(source, cut, &scratch->generations_before);
+  const auto& seen = scratch->generations_before;
+  const bool odd = std::any_of(seen.begin(), seen.end(), [](uint64_t g) { return (g & 1) != 0; });
+  return odd ? SourceChanged(cut, "were being written") : absl::OkStatus();
+}
+
+ChunkIdentity IdentityOf(const EncodeSource& source, const ChunkCut& cut, uint64_t fence) {
   const PlanLayer& layer = source.shape->layers[cut.layer_index];
-  const GroupSchema& group = GroupOf(source, cut.layer_index);
-  if (source.hold->has_generations()) {
-    ReadGenerations(source, cut, &scratch->generations_before);
-    const auto& seen = scratch->generations_before;
-    if (std::any_of(seen.begin(), seen.end(), [](uint64_t g) { return (g & 1) != 0; })) {
-      return SourceChanged(cut, "were being written");
-    }
-  }
   ChunkIdentity identity;
   identity.fence = fence;
   identity.chunk_index = cut.chunk_index;
   identity.group = layer.group;
   identity.layer = layer.layer;
   identity.token_first = cut.token_first;
-  identity.head_first = static_cast<uint16_t>(group.head_first);
-  EncodeResult result;
-  if (source.hold->device() != nullptr) {
-    auto coded = EncodeOnDevice(source, chunk, identity, scratch, out, capacity);
-    if (!coded.ok()) return coded.status();
-    result = *coded;
-  } else {
-    result = EncodeOnHost(backend, source, chunk, identity, scratch, out, capacity, lent);
-  }
+  identity.head_first = static_cast<uint16_t>(GroupOf(source, cut.layer_index).head_first);
+  return identity;
+}
+
+// What became of a chunk, once its blocks have been read.
+absl::StatusOr<EncodeResult> AfterReading(const EncodeSource& source, const PlannedChunk& chunk, const EncodeResult& result,
+                                          uint64_t capacity, EncodeScratch* scratch) {
+  const ChunkCut& cut = chunk.cut;
   if (SourceWasWritten(source, cut, scratch)) return SourceChanged(cut, "changed");
   if (absl::Status health = source.hold->Health(); !health.ok()) return health;
   if (result.chunk_bytes == 0) {
@@ -137,6 +136,43 @@ absl::StatusOr<EncodeResult> EncodeChunk(const Backend& backend, const EncodeSou
   const bool explained = !source.escapes_known && result.escaped > 0;
   if (result.chunk_bytes != chunk.chunk_bytes && !explained) return SourceChanged(cut, "changed");
   return result;
+}
+
+}  // namespace
+
+absl::StatusOr<EncodeResult> EncodeChunk(const Backend& backend, const EncodeSource& source, const PlannedChunk& chunk,
+                                         uint64_t fence, EncodeScratch* scratch, uint8_t* out, uint64_t capacity,
+                                         std::vector<Piece>* lent) {
+  if (absl::Status still = BeforeReading(source, chunk.cut, scratch); !still.ok()) return still;
+  const EncodeResult result = EncodeOnHost(backend, source, chunk, IdentityOf(source, chunk.cut, fence), scratch, out,
+                                           capacity, lent);
+  return AfterReading(source, chunk, result, capacity, scratch);
+}
+
+void EncodeChunksOnDevice(const EncodeSource& source, uint64_t fence, uint64_t capacity, EncodeScratch* scratch,
+                          std::vector<BatchedChunk>* chunks) {
+  std::vector<DeviceChunk> coded;
+  std::vector<size_t> of;  // chunks, by index in `coded`
+  for (size_t i = 0; i < chunks->size(); ++i) {
+    BatchedChunk& chunk = (*chunks)[i];
+    const ChunkCut& cut = chunk.chunk->cut;
+    absl::Status still = BeforeReading(source, cut, scratch);
+    chunk.generations_before = scratch->generations_before;
+    if (!still.ok()) {
+      chunk.result = std::move(still);
+      continue;
+    }
+    coded.push_back({chunk.chunk, IdentityOf(source, cut, fence), chunk.out, {}});
+    of.push_back(i);
+  }
+  if (coded.empty()) return;
+  const absl::Status done = EncodeOnDevice(source, capacity, scratch, &coded);
+  for (size_t i = 0; i < coded.size(); ++i) {
+    BatchedChunk& chunk = (*chunks)[of[i]];
+    scratch->generations_before = chunk.generations_before;
+    chunk.result = done.ok() ? AfterReading(source, *chunk.chunk, coded[i].result, capacity, scratch)
+                             : absl::StatusOr<EncodeResult>(done);
+  }
 }
 
 bool SourceWasWritten(const EncodeSource& source, const ChunkCut& cut, EncodeScratch* scratch) {

@@ -53,18 +53,28 @@ SourcePlanes PlanesOf(const EncodeSource& source, const ChunkCut& cut, EncodeScr
 void FillKeptRows(const EncodeSource& source, uint32_t layer_index, PlaneId plane, uint32_t first, uint32_t count,
                   uint8_t** rows);
 
-// Encodes into out[0, capacity), by `backend` or, where the blocks are on a GPU, there. Errors: those of the device;
-// FAILED_PRECONDITION SOURCE_CHANGED (a block's generation is odd or changed while it was read, or the values are not
+// Encodes blocks in host memory into out[0, capacity). Errors: FAILED_PRECONDITION SOURCE_CHANGED (a block's generation is odd or changed while it was read, or the values are not
 // those that were scanned), SEGMENT_FAILED; INTERNAL ENCODE_OVERFLOW. Where escapes were not known, chunk_bytes other than
 // the planned ones say that there are some: nothing to send.
 //
-// A chunk that is RAW throughout is not copied where the source is in host memory and its layout allows it: `lent` then says where its words
+// A chunk that is RAW throughout is not copied where its layout allows it: `lent` then says where its words
 // lie in the source's memory, to be sent after the first chunk_bytes - LentBytes(*lent) bytes of `out`. They must be
 // sent as they are now, or the receiver refuses them; a source with generations, which may be written to, is always
 // copied.
 absl::StatusOr<EncodeResult> EncodeChunk(const Backend& backend, const EncodeSource& source, const PlannedChunk& chunk,
                                          uint64_t fence, EncodeScratch* scratch, uint8_t* out, uint64_t capacity,
                                          std::vector<Piece>* lent);
+
+// The same for several chunks whose blocks are on a GPU, coded there together; none is lent. Errors, chunk by chunk: those of
+// EncodeChunk and of the device. REQUIRES: 1 to gpu::kMaxBatch.
+struct BatchedChunk {
+  const PlannedChunk* chunk = nullptr;
+  uint8_t* out = nullptr;
+  absl::StatusOr<EncodeResult> result = absl::Status(absl::StatusCode::kCancelled, "");
+  std::vector<uint64_t> generations_before;  // as of EncodeScratch
+};
+void EncodeChunksOnDevice(const EncodeSource& source, uint64_t fence, uint64_t capacity, EncodeScratch* scratch,
+                          std::vector<BatchedChunk>* chunks);
 
 // Did a source with generations change since scratch->generations_before was read, by the EncodeChunk of `cut`?
 bool SourceWasWritten(const EncodeSource& source, const ChunkCut& cut, EncodeScratch* scratch);

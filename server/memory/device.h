@@ -63,8 +63,8 @@ class DeviceLane {
   void CopyRows(gpu::Pitched to, gpu::Pitched from, size_t width_bytes, size_t rows);
   void Zero(void* memory, uint64_t bytes);
   void ZeroRows(gpu::Pitched memory, size_t width_bytes, size_t rows);
-  void Encode(const gpu::EncodeJob& job, void* workspace, size_t workspace_bytes);
-  void Decode(const gpu::DecodeJob& job, void* workspace, size_t workspace_bytes);
+  void Encode(const gpu::EncodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes);
+  void Decode(const gpu::DecodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes);
   void Scan(const gpu::ScanJob& job);
   void Spread(const gpu::SpreadJob& job);
   void Attend(const gpu::AttendJob& job, void* workspace, size_t workspace_bytes);

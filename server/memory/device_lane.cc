@@ -87,11 +87,13 @@ void DeviceLane::ZeroRows(gpu::Pitched memory, size_t width_bytes, size_t rows) 
   Queued(device_->runtime().ZeroRows(memory, width_bytes, rows, state_->stream), "zeroing rows");
 }
 
-void DeviceLane::Encode(const gpu::EncodeJob& job, void* workspace, size_t workspace_bytes) {
-  if (error_.ok()) Launched(device_->runtime().Encode(job, workspace, workspace_bytes, state_->stream), "encoding");
+void DeviceLane::Encode(const gpu::EncodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes) {
+  if (!error_.ok()) return;
+  Launched(device_->runtime().EncodeBatch(jobs, count, workspace, workspace_bytes, state_->stream), "encoding");
 }
-void DeviceLane::Decode(const gpu::DecodeJob& job, void* workspace, size_t workspace_bytes) {
-  if (error_.ok()) Launched(device_->runtime().Decode(job, workspace, workspace_bytes, state_->stream), "decoding");
+void DeviceLane::Decode(const gpu::DecodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes) {
+  if (!error_.ok()) return;
+  Launched(device_->runtime().DecodeBatch(jobs, count, workspace, workspace_bytes, state_->stream), "decoding");
 }
 void DeviceLane::Scan(const gpu::ScanJob& job) {
   if (error_.ok()) Launched(device_->runtime().Scan(job, state_->stream), "scanning");

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "server/memory/device.h"
 
@@ -58,6 +59,21 @@ class LaneMemory {
   uint8_t* host_ = nullptr;
   uint8_t* device_ = nullptr;
 };
+
+// Calls launch(first, count, offset, bytes) for each run of jobs of one kind; [offset, offset + bytes) of a workspace that has
+// WorkspaceBytes for each job is theirs.
+template <typename Job, typename Launch>
+void ForEachKind(const std::vector<Job>& jobs, const Launch& launch) {
+  size_t offset = 0;
+  for (size_t first = 0, next; first < jobs.size(); first = next) {
+    size_t bytes = 0;
+    for (next = first; next < jobs.size() && gpu::SameKind(jobs[first], jobs[next]); ++next) {
+      bytes += gpu::WorkspaceBytes(jobs[next].dims);
+    }
+    launch(&jobs[first], static_cast<uint32_t>(next - first), offset, bytes);
+    offset += bytes;
+  }
+}
 
 // Tokens in the memory of a GPU, one address for each, as BlockHold::FillRows gives them.
 struct DeviceRows {

@@ -1,9 +1,11 @@
 #include "server/transfer/receiver.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/cuda/codec.h"
 #include "server/base/ids.h"
 #include "server/base/status.h"
 #include "server/decode/device_decode.h"
@@ -25,16 +27,13 @@ struct VerifyScratch {
   Workspace room;
 };
 
-absl::StatusOr<ChunkView> Verify(const ReceivedChunk& chunk, const DecodeTarget& target) {
-  static thread_local VerifyScratch scratch;
+// `place`: of the chunk among those that this thread looks at together; the view is good until the place's next use.
+absl::StatusOr<ChunkView> Verify(const ReceivedChunk& chunk, const DecodeTarget& target, size_t place = 0) {
+  static thread_local VerifyScratch scratches[gpu::kMaxBatch];
+  VerifyScratch& scratch = scratches[place];
   scratch.pieces.clear();
   for (const ByteSpan& piece : chunk.pieces()) scratch.pieces.push_back({piece.data, piece.size});
   return VerifyChunk({scratch.pieces.data(), scratch.pieces.size()}, scratch.room.Reserve(chunk.size()), target);
-}
-
-absl::StatusOr<DecodeResult> DecodeHere(const Backend& backend, const ChunkView& view, const DecodeTarget& target) {
-  if (target.hold->device() == nullptr) return DecodeChunk(backend, view, target, &ThreadScratch());
-  return DecodeOnDevice(view.pieces(), view, target, &ThreadScratch());
 }
 
 absl::Status Violation(const std::string& what) {
@@ -281,45 +280,94 @@ void ReceiverTransfer::OnChunk(uint32_t attempt, std::unique_ptr<ReceivedChunk> 
     });
   }
   std::shared_ptr<ReceivedChunk> shared = std::move(chunk);
-  // Whoever decodes on a GPU waits for it.
-  if (!on_device_ && shared->size() <= options().inline_chunk_bytes) return DecodeOne(attempt, shared, slot);
+  if (on_device_) {  // whoever decodes there waits for it
+    {
+      std::lock_guard<std::mutex> lock(slots_mutex_);
+      arrived_.push_back({std::move(shared), slot, {}, {}});
+    }
+    return parts().compute->Post([this, self = shared_from_this()] { DecodeArrived(); });
+  }
+  if (shared->size() <= options().inline_chunk_bytes) return DecodeOne(attempt, shared, slot);
   parts().compute->Post([this, self = shared_from_this(), attempt, shared, slot] { DecodeOne(attempt, shared, slot); });
 }
 
 void ReceiverTransfer::DecodeOne(uint32_t attempt, const std::shared_ptr<ReceivedChunk>& chunk,
                                  std::shared_ptr<Slot> slot) {
-  const int64_t begin_ns = NowNs();
-  absl::StatusOr<ChunkView> view = Verify(*chunk, decode_target_);
-  if (!view.ok()) {
-    return Post([this, slot, why = view.status()] {
-      ReturnSlot(slot);
-      Fail(why);
-    });
-  }
-  Decoded decoded;
-  decoded.chunk_index = view->header.chunk_index;
-  decoded.chunk_bytes = chunk->size();
-  decoded.kv_bytes = KvBytes(view->dims);
-  decoded.counts = view->counts;
+  Arrived arrived{chunk, std::move(slot), {}, {}};
+  if (!VerifyArrived(0, &arrived)) return;
+  if (!gate_.Enter()) return Post([this, slot = arrived.slot] { ReturnSlot(slot); });
   const int64_t verified_ns = NowNs();
-  decoded.receive_seconds = static_cast<double>(verified_ns - begin_ns) * 1e-9;
-  if (!gate_.Enter()) return Post([this, slot] { ReturnSlot(slot); });
+  Decoded& decoded = arrived.decoded;
   decoded.duplicate = !coverage_->Claim(decoded.chunk_index);
-  absl::StatusOr<DecodeResult> result = DecodeResult{};
-  if (!decoded.duplicate) result = DecodeHere(*parts().backend, *view, decode_target_);
-  gate_.Leave();
-  if (!result.ok()) {
-    return Post([this, slot, why = result.status()] {
-      ReturnSlot(slot);
-      Fail(why);
-    });
+  if (!decoded.duplicate) {
+    decoded.result = DecodeChunk(*parts().backend, arrived.view, decode_target_, &ThreadScratch());
   }
-  decoded.result = *result;
+  gate_.Leave();
   decoded.decode_seconds = static_cast<double>(NowNs() - verified_ns) * 1e-9;
-  Dispatch([this, decoded, slot] {
+  Dispatch([this, decoded, slot = arrived.slot] {
     OnDecoded(decoded);
     ReturnSlot(slot);
   });
+}
+
+bool ReceiverTransfer::VerifyArrived(size_t place, Arrived* arrived) {
+  const int64_t begin_ns = NowNs();
+  absl::StatusOr<ChunkView> view = Verify(*arrived->chunk, decode_target_, place);
+  if (!view.ok()) {
+    Post([this, slot = arrived->slot, why = view.status()] {
+      ReturnSlot(slot);
+      Fail(why);
+    });
+    return false;
+  }
+  arrived->view = *view;
+  Decoded& decoded = arrived->decoded;
+  decoded.chunk_index = view->header.chunk_index;
+  decoded.chunk_bytes = arrived->chunk->size();
+  decoded.kv_bytes = KvBytes(view->dims);
+  decoded.counts = view->counts;
+  decoded.receive_seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
+  return true;
+}
+
+void ReceiverTransfer::DecodeArrived() {
+  std::vector<Arrived> batch;
+  {
+    std::lock_guard<std::mutex> lock(slots_mutex_);
+    const auto end = arrived_.begin() + static_cast<ptrdiff_t>(std::min<size_t>(arrived_.size(), gpu::kMaxBatch));
+    batch.assign(std::make_move_iterator(arrived_.begin()), std::make_move_iterator(end));
+    arrived_.erase(arrived_.begin(), end);
+  }
+  std::vector<Arrived> good;
+  for (Arrived& arrived : batch) {
+    if (VerifyArrived(good.size(), &arrived)) good.push_back(std::move(arrived));
+  }
+  if (good.empty()) return;
+  const auto give_back = [this, &good](const absl::Status& why) {
+    for (Arrived& arrived : good) Post([this, slot = arrived.slot] { ReturnSlot(slot); });
+    if (!why.ok()) Post([this, why] { Fail(why); });
+  };
+  if (!gate_.Enter()) return give_back(absl::OkStatus());
+  const int64_t begin_ns = NowNs();
+  std::vector<DeviceDecode> jobs;
+  for (Arrived& arrived : good) {
+    arrived.decoded.duplicate = !coverage_->Claim(arrived.decoded.chunk_index);
+    if (!arrived.decoded.duplicate) jobs.push_back({arrived.view.pieces(), &arrived.view, {}});
+  }
+  absl::Status done;
+  if (!jobs.empty()) done = DecodeOnDevice(decode_target_, &ThreadScratch(), &jobs);
+  gate_.Leave();
+  if (!done.ok()) return give_back(done);
+  const double seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9 / static_cast<double>(good.size());
+  size_t next = 0;
+  for (Arrived& arrived : good) {
+    if (!arrived.decoded.duplicate) arrived.decoded.result = jobs[next++].result;
+    arrived.decoded.decode_seconds = seconds;
+    Dispatch([this, decoded = arrived.decoded, slot = arrived.slot] {
+      OnDecoded(decoded);
+      ReturnSlot(slot);
+    });
+  }
 }
 
 void ReceiverTransfer::ReturnSlot(std::shared_ptr<Slot> slot) {

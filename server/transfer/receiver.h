@@ -43,7 +43,6 @@ class ReceiverTransfer final : public Transfer {
   void Accept();
 
   // Compute executor.
-  void DecodeOne(uint32_t attempt, const std::shared_ptr<ReceivedChunk>& chunk, std::shared_ptr<Slot> slot);
   struct Decoded {
     uint32_t chunk_index = 0;
     bool duplicate = false;
@@ -52,6 +51,17 @@ class ReceiverTransfer final : public Transfer {
     DecodeResult result;
     double receive_seconds = 0, decode_seconds = 0;
   };
+  struct Arrived {
+    std::shared_ptr<ReceivedChunk> chunk;
+    std::shared_ptr<Slot> slot;
+    ChunkView view;
+    Decoded decoded;
+  };
+  void DecodeOne(uint32_t attempt, const std::shared_ptr<ReceivedChunk>& chunk, std::shared_ptr<Slot> slot);
+  // Those of arrived_ that are there, up to what one launch takes; on a GPU.
+  void DecodeArrived();
+  // False: it was refused, and has been told.
+  bool VerifyArrived(size_t place, Arrived* arrived);
   void OnDecoded(const Decoded& decoded);
   void GiveCredits();
   void ReturnSlot(std::shared_ptr<Slot> slot);
@@ -77,6 +87,8 @@ class ReceiverTransfer final : public Transfer {
   std::vector<Slot> free_slots_;
   uint32_t slots_owned_ = 0;
   uint32_t slots_wanted_ = 0;  // strand
+  // Chunks for the GPU that no thread has taken yet: while it is busy, several gather. Of the same lock.
+  std::vector<Arrived> arrived_;
   // Of the same lock: since when there has been a chunk to decode, and for how long in all.
   uint32_t chunks_held_ = 0;
   int64_t first_chunk_ns_ = 0, held_since_ns_ = 0, last_return_ns_ = 0, busy_ns_ = 0;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/cuda/codec.h"
 #include "server/base/status.h"
 #include "server/encode/reconstruction.h"
 
@@ -11,6 +12,8 @@ namespace spectrumkv {
 namespace {
 
 constexpr uint64_t kKvBytesPerStream = 4 << 20;
+// Chunks of one launch on a GPU: so many that launching is the lesser part, no more than leaves other lanes something to do.
+constexpr uint64_t kBatchKvBytes = 2 << 20;
 
 // What coding lost, of some chunks.
 void SampleReconstruction(const TransferParts& parts, const EncodeSource& source, const ChunkCut& cut,
@@ -227,6 +230,7 @@ void SenderTransfer::PutBack(uint32_t chunk_index) {
 void SenderTransfer::Pump() {
   NoteWait();
   TakeSlots();
+  PostBatch(/*full=*/false);
   NoteWait();
 }
 
@@ -235,8 +239,8 @@ void SenderTransfer::TakeSlots() {
   if (terminal() || !accepted_ || link_.data.empty()) return;
   if (outstanding_.size() < link_.data.size()) outstanding_.resize(link_.data.size(), 0);
   HandToNetwork();
-  const size_t in_work_max = link_.data.size() * (kMaxOutstandingPerStream + 1);
-  while (!terminal() && !plan_again_ && !wants_slot_ && !ready_.empty() && credits_ > 0 && encoding_ + encoded_.size() < in_work_max) {
+  while (!terminal() && !plan_again_ && !wants_slot_ && !ready_.empty() && credits_ > 0 &&
+         encoding_ + encoded_.size() < InWorkMax()) {
     Slot slot = parts().send_slots->TryAcquire();
     if (!slot) {
       wants_slot_ = true;
@@ -251,6 +255,12 @@ void SenderTransfer::TakeSlots() {
     StartEncode(chunk_index, std::move(slot));
     HandToNetwork();  // what was encoded at once
   }
+}
+
+// Two batches for a GPU: one is coded while the other waits for the network.
+size_t SenderTransfer::InWorkMax() const {
+  const size_t by_streams = link_.data.size() * (kMaxOutstandingPerStream + 1);
+  return source_->device() == nullptr ? by_streams : std::max<size_t>(by_streams, 2 * gpu::kMaxBatch);
 }
 
 void SenderTransfer::OnSlot(Slot slot) {
@@ -271,10 +281,15 @@ void SenderTransfer::StartEncode(uint32_t chunk_index, Slot slot) {
   ++encoding_;
   chunk_state_[chunk_index] = ChunkState::kEncoding;
   EncodeJob job{chunk_index, attempt_.load(), fence_, std::make_shared<Slot>(std::move(slot))};
-  const ChunkCut& cut = planned_[chunk_index].cut;
-  const uint64_t kv_bytes = KvBytes(DimsOf(planner_->shape().layers[cut.layer_index], cut.token_count));
-  // Whoever codes on a GPU waits for it.
-  if (source_->device() == nullptr && kv_bytes <= options().inline_chunk_bytes) {
+  const uint64_t kv_bytes = KvBytesOfChunk(chunk_index);
+  if (source_->device() != nullptr) {
+    if (!batch_.empty() && batch_kv_bytes_ + kv_bytes > kBatchKvBytes) PostBatch(/*full=*/true);
+    batch_.push_back(std::move(job));
+    batch_kv_bytes_ += kv_bytes;
+    if (batch_.size() == gpu::kMaxBatch) PostBatch(/*full=*/true);
+    return;
+  }
+  if (kv_bytes <= options().inline_chunk_bytes) {
     Encode(&job);
     return TakeEncoded(job);
   }
@@ -285,6 +300,50 @@ void SenderTransfer::StartEncode(uint32_t chunk_index, Slot slot) {
       Pump();
     });
   });
+}
+
+uint64_t SenderTransfer::KvBytesOfChunk(uint32_t chunk_index) const {
+  const ChunkCut& cut = planned_[chunk_index].cut;
+  return KvBytes(DimsOf(planner_->shape().layers[cut.layer_index], cut.token_count));
+}
+
+void SenderTransfer::PostBatch(bool full) {
+  if (batch_.empty() || (!full && batches_coding_ > 0)) return;
+  batch_kv_bytes_ = 0;
+  ++batches_coding_;
+  parts().compute->Post([this, self = shared_from_this(), jobs = std::exchange(batch_, {})]() mutable {
+    EncodeBatch(&jobs);
+    Dispatch([this, jobs = std::move(jobs)]() mutable {
+      --batches_coding_;
+      for (EncodeJob& job : jobs) TakeEncoded(job);
+      Pump();
+    });
+  });
+}
+
+// Any thread, which waits for the GPU. All have one fence, also those of different attempts.
+void SenderTransfer::EncodeBatch(std::vector<EncodeJob>* jobs) {
+  if (!gate_.Enter()) return;
+  const int64_t begin_ns = NowNs();
+  std::vector<BatchedChunk> chunks;
+  for (EncodeJob& job : *jobs) {
+    chunks.emplace_back();
+    chunks.back().chunk = &planned_[job.chunk_index];
+    chunks.back().out = job.slot->data();
+  }
+  EncodeScratch& scratch = ThreadEncodeScratch();
+  EncodeChunksOnDevice(encode_source_, jobs->front().fence, parts().send_slots->slot_bytes(), &scratch, &chunks);
+  const double seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9 / static_cast<double>(jobs->size());
+  for (size_t i = 0; i < jobs->size(); ++i) {
+    EncodeJob& job = (*jobs)[i];
+    job.result = std::move(chunks[i].result);
+    job.seconds = seconds;
+    // Where a chunk came out longer than planned, the slot holds what was there before.
+    if (!job.result.ok() || job.result->chunk_bytes != chunks[i].chunk->chunk_bytes) continue;
+    scratch.generations_before = std::move(chunks[i].generations_before);
+    SampleReconstruction(parts(), encode_source_, chunks[i].chunk->cut, job.slot->data(), job.result->chunk_bytes);
+  }
+  gate_.Leave();
 }
 
 // Any thread.
@@ -342,8 +401,7 @@ void SenderTransfer::HandToNetwork() {
     Apply(Event::kDataStarted);
     chunk_state_[chunk.chunk_index] = ChunkState::kHanded;
     ++handed_;
-    const ChunkCut& cut = planned_[chunk.chunk_index].cut;
-    const uint64_t kv_bytes = KvBytes(DimsOf(planner_->shape().layers[cut.layer_index], cut.token_count));
+    const uint64_t kv_bytes = KvBytesOfChunk(chunk.chunk_index);
     UpdateReport([&](TransferReport& r) {
       r.wire_bytes += chunk.bytes;
       ++r.chunks;

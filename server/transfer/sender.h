@@ -83,6 +83,7 @@ class SenderTransfer final : public Transfer {
   // Sending.
   void Pump();
   void TakeSlots();
+  size_t InWorkMax() const;
   // What limits it (sender_rates.cc): to be called where that may have changed.
   void NoteWait();
   Limit WaitNow() const;
@@ -99,9 +100,14 @@ class SenderTransfer final : public Transfer {
     absl::StatusOr<EncodeResult> result = absl::Status(absl::StatusCode::kCancelled, "");
     double seconds = 0;
   };
-  // On the compute executor, or at once if the chunk is small.
+  // On the compute executor, or at once if the chunk is small; on a GPU together with others, by PostBatch.
   void StartEncode(uint32_t chunk_index, Slot slot);
   void Encode(EncodeJob* job);
+  // What StartEncode has gathered for the GPU goes there: when it is full, or else when nothing is being coded, so that
+  // nothing waits for company while the GPU is idle.
+  void PostBatch(bool full);
+  void EncodeBatch(std::vector<EncodeJob>* jobs);
+  uint64_t KvBytesOfChunk(uint32_t chunk_index) const;
   void TakeEncoded(EncodeJob& job);
   void HandToNetwork();
   void OnSent(uint32_t attempt, uint32_t stream, bool sent, double seconds);
@@ -159,6 +165,9 @@ class SenderTransfer final : public Transfer {
   std::vector<uint32_t> last_position_;  // of the last token of each chunk
   std::deque<uint32_t> ready_;
   std::deque<Encoded> encoded_;
+  std::vector<EncodeJob> batch_;  // see PostBatch
+  uint64_t batch_kv_bytes_ = 0;
+  uint32_t batches_coding_ = 0;
   std::vector<uint32_t> outstanding_;  // by stream
   uint32_t next_stream_ = 0;
   uint64_t handed_ = 0;

@@ -17,8 +17,10 @@ class Executor {
   virtual std::string name() const = 0;
   // All memory the next jobs may touch.
   virtual void Allow(std::vector<shim::Range> memory) = 0;
-  virtual void Encode(const gpu::EncodeJob& job, void* workspace) = 0;
-  virtual void Decode(const gpu::DecodeJob& job, void* workspace) = 0;
+  virtual void EncodeBatch(const gpu::EncodeJob* jobs, uint32_t count, void* workspace) = 0;
+  void Encode(const gpu::EncodeJob& job, void* workspace) { EncodeBatch(&job, 1, workspace); }
+  virtual void DecodeBatch(const gpu::DecodeJob* jobs, uint32_t count, void* workspace) = 0;
+  void Decode(const gpu::DecodeJob& job, void* workspace) { DecodeBatch(&job, 1, workspace); }
   virtual void Scan(const gpu::ScanJob& job) = 0;
   virtual void Spread(const gpu::SpreadJob& job) = 0;
   virtual void Attend(const gpu::AttendJob& job, void* workspace) = 0;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "tests/cuda/batch_case.h"
 #include "tests/cuda/codec_case.h"
 #include "tests/cuda/fake/fake_runtime.h"
 #include "tests/cuda/runtime_executor.h"
@@ -42,6 +43,12 @@ int RunCases(gpu::Runtime* runtime, bool small) {
         return 1;
       }
     }
+  }
+  for (DType dtype : kDTypes) {
+    const std::string differs = RunBatchCase(BatchDims(dtype, 128), ++seed, executor.get(), &checks);
+    if (differs.empty()) continue;
+    std::printf("FAILED: batch: %s\n", differs.c_str());
+    return 1;
   }
   std::printf("%llu cases, %llu checks\n", static_cast<unsigned long long>(seed),
               static_cast<unsigned long long>(checks));

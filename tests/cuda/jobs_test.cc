@@ -21,7 +21,7 @@ class JobsTest : public ::testing::Test {
     return job;
   }
   std::string Wrong(const EncodeJob& job) {
-    const char* wrong = Check(job, memory_, WorkspaceBytes(ChunkDims{16, 2, 64, DType::kFloat16, true}));
+    const char* wrong = Check(&job, 1, memory_, WorkspaceBytes(ChunkDims{16, 2, 64, DType::kFloat16, true}));
     return wrong == nullptr ? "" : wrong;
   }
 
@@ -50,7 +50,19 @@ TEST_F(JobsTest, WrongFieldsAreNamed) {
   EXPECT_EQ(with([](EncodeJob* j) { j->report = nullptr; }), "report");
   EXPECT_EQ(with([](EncodeJob* j) { j->tiers = nullptr; }), "tiers");
   EXPECT_EQ(with([](EncodeJob* j) { j->dims.tokens = 17; }), "workspace_bytes");
-  EXPECT_STREQ(Check(Encode(), nullptr, 1 << 20), "workspace");
+  EncodeJob two[] = {Encode(), Encode()};
+  EXPECT_STREQ(Check(two, 1, nullptr, 1 << 20), "workspace");
+  EXPECT_STREQ(Check(two, 0, memory_, 1 << 20), "count");
+  EXPECT_STREQ(Check(two, kMaxBatch + 1, memory_, 1 << 20), "count");
+  EXPECT_STREQ(Check(two, 2, memory_, 2 * WorkspaceBytes(two[0].dims)), nullptr);
+  EXPECT_STREQ(Check(two, 2, memory_, 2 * WorkspaceBytes(two[0].dims) - 1), "workspace_bytes");
+  two[1].dims.head_dim = 256;
+  EXPECT_STREQ(Check(two, 2, memory_, 1 << 20), nullptr);
+  two[1].dims.head_dim = 264;
+  EXPECT_STREQ(Check(two, 2, memory_, 1 << 20), "kind");
+  two[1] = Encode();
+  two[1].dims.dtype = DType::kBFloat16;
+  EXPECT_STREQ(Check(two, 2, memory_, 1 << 20), "kind");
 }
 
 TEST_F(JobsTest, RunsFollowAddresses) {

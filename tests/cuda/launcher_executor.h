@@ -15,13 +15,13 @@ class LauncherExecutor final : public Executor {
 
   std::string name() const override { return name_; }
   void Allow(std::vector<shim::Range> memory) override { memory_ = std::move(memory); }
-  void Encode(const gpu::EncodeJob& job, void* workspace) override {
+  void EncodeBatch(const gpu::EncodeJob* jobs, uint32_t count, void* workspace) override {
     Launcher launch = make_launcher_(memory_);
-    gpu::RunEncode(job, workspace, launch);
+    gpu::RunEncode(jobs, count, workspace, launch);
   }
-  void Decode(const gpu::DecodeJob& job, void* workspace) override {
+  void DecodeBatch(const gpu::DecodeJob* jobs, uint32_t count, void* workspace) override {
     Launcher launch = make_launcher_(memory_);
-    gpu::RunDecode(job, workspace, launch);
+    gpu::RunDecode(jobs, count, workspace, launch);
   }
   void Scan(const gpu::ScanJob& job) override {
     Launcher launch = make_launcher_(memory_);

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 
+#include "tests/cuda/batch_case.h"
 #include "tests/cuda/codec_case.h"
 #include "tests/cuda/ptx_executor.h"
 
@@ -56,6 +57,13 @@ TEST(PtxCodecTest, EqualsScalar) {
   }
 }
 
+TEST(PtxCodecTest, ChunksOfOneLaunch) {
+  for (DType dtype : kDTypes) {
+    const std::unique_ptr<Executor> executor = MakePtxExecutor(module, shim::Order::kRandom, 1, &counters);
+    EXPECT_EQ(RunBatchCase(BatchDims(dtype, 64), static_cast<uint64_t>(dtype), executor.get(), &checks), "");
+  }
+}
+
 // Two runs of centres, and a tier map longer than the layout kernel's block.
 TEST(PtxCodecTest, LongChunks) {
   for (DType dtype : kDTypes) {
@@ -77,11 +85,11 @@ class Counting final : public Executor {
 
   std::string name() const override { return executor_->name(); }
   void Allow(std::vector<shim::Range> memory) override { executor_->Allow(std::move(memory)); }
-  void Encode(const gpu::EncodeJob& job, void* workspace) override {
-    Count(&encode, [&] { executor_->Encode(job, workspace); });
+  void EncodeBatch(const gpu::EncodeJob* jobs, uint32_t count, void* workspace) override {
+    Count(&encode, [&] { executor_->EncodeBatch(jobs, count, workspace); });
   }
-  void Decode(const gpu::DecodeJob& job, void* workspace) override {
-    Count(&decode, [&] { executor_->Decode(job, workspace); });
+  void DecodeBatch(const gpu::DecodeJob* jobs, uint32_t count, void* workspace) override {
+    Count(&decode, [&] { executor_->DecodeBatch(jobs, count, workspace); });
   }
   void Scan(const gpu::ScanJob& job) override {
     Count(&scan, [&] { executor_->Scan(job); });

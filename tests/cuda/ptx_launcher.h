@@ -22,12 +22,13 @@ class PtxLauncher {
   }
 
   template <typename Args>
-  void operator()(void (*kernel)(const Args), uint32_t blocks, uint32_t threads, const Args& args) {
+  void operator()(void (*kernel)(const Args), uint32_t blocks, uint32_t threads, const Args& args,
+                  uint32_t rows = 1) {
     Dl_info info;
     if (dladdr(reinterpret_cast<void*>(kernel), &info) == 0 || info.dli_sname == nullptr) {
       throw ptx::Fault("a kernel without a name: is the program linked with its symbols exported?");
     }
-    machine_.Launch(module_->Find(info.dli_sname), blocks, threads, &args, sizeof(args));
+    machine_.Launch(module_->Find(info.dli_sname), blocks, threads, &args, sizeof(args), rows);
   }
 
  private:

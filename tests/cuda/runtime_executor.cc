@@ -36,22 +36,18 @@ class RuntimeExecutor final : public Executor {
       copies_.push_back(copy);
     }
   }
-  void Encode(const gpu::EncodeJob& job, void* workspace) override {
-    gpu::EncodeJob moved = job;
-    Move(&moved.k);
-    Move(&moved.v);
-    moved.tiers = At(job.tiers);
-    moved.chunk = At(job.chunk);
-    moved.report = At(job.report);
-    Run([&] { return runtime_.Encode(moved, At(workspace), gpu::WorkspaceBytes(job.dims), stream_); });
+  void EncodeBatch(const gpu::EncodeJob* jobs, uint32_t count, void* workspace) override {
+    std::vector<gpu::EncodeJob> moved(jobs, jobs + count);
+    for (gpu::EncodeJob& job : moved) {
+      MoveChunk(&job);
+      job.tiers = At(job.tiers);
+    }
+    Run([&] { return runtime_.EncodeBatch(moved.data(), count, At(workspace), WorkspaceOf(jobs, count), stream_); });
   }
-  void Decode(const gpu::DecodeJob& job, void* workspace) override {
-    gpu::DecodeJob moved = job;
-    Move(&moved.k);
-    Move(&moved.v);
-    moved.chunk = At(job.chunk);
-    moved.report = At(job.report);
-    Run([&] { return runtime_.Decode(moved, At(workspace), gpu::WorkspaceBytes(job.dims), stream_); });
+  void DecodeBatch(const gpu::DecodeJob* jobs, uint32_t count, void* workspace) override {
+    std::vector<gpu::DecodeJob> moved(jobs, jobs + count);
+    for (gpu::DecodeJob& job : moved) MoveChunk(&job);
+    Run([&] { return runtime_.DecodeBatch(moved.data(), count, At(workspace), WorkspaceOf(jobs, count), stream_); });
   }
   void Scan(const gpu::ScanJob& job) override {
     gpu::ScanJob moved = job;
@@ -109,6 +105,19 @@ class RuntimeExecutor final : public Executor {
   void Move(gpu::DevicePlane* plane) const {
     plane->base = At(plane->base);
     plane->runs = At(plane->runs);
+  }
+  template <typename Job>
+  void MoveChunk(Job* job) const {
+    Move(&job->k);
+    Move(&job->v);
+    job->chunk = At(job->chunk);
+    job->report = At(job->report);
+  }
+  template <typename Job>
+  static size_t WorkspaceOf(const Job* jobs, uint32_t count) {
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < count; ++i) bytes += gpu::WorkspaceBytes(jobs[i].dims);
+    return bytes;
   }
   template <typename Launch>
   void Run(const Launch& launch) {

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/jobs.h"
 #include "tests/cuda/attend_case.h"
+#include "tests/cuda/batch_case.h"
 #include "tests/cuda/codec_case.h"
 #include "tests/cuda/shim_executor.h"
 #include "tests/differential/planes.h"
@@ -66,6 +67,21 @@ TEST_P(ShimCodecTest, EqualsScalar) {
       }
     }
   }
+}
+
+TEST(ShimBatchTest, ChunksOfOneLaunchAreThoseOfManyLaunches) {
+  uint64_t checks = 0, seed = 0;
+  for (DType dtype : kDTypes) {
+    for (uint32_t head_dim : {8u, 64u, 320u, 576u}) {
+      for (int order = 0; order < 3; ++order) {
+        const std::unique_ptr<Executor> executor = MakeShimExecutor(static_cast<shim::Order>(order), 1);
+        EXPECT_EQ(RunBatchCase(BatchDims(dtype, head_dim), ++seed, executor.get(), &checks), "") << head_dim;
+      }
+    }
+  }
+  std::vector<ChunkDims> most(gpu::kMaxBatch, ChunkDims{5, 2, 64, DType::kFloat16, true});
+  EXPECT_EQ(RunBatchCase(most, 1, MakeShimExecutor(shim::Order::kRandom, 1).get(), &checks), "");
+  std::printf("%llu checks equal bit for bit\n", static_cast<unsigned long long>(checks));
 }
 
 // More heads, and more queries, than the workspace has room for at a time; and a tile of which nothing is seen.

@@ -6,6 +6,7 @@
 
 #include "tests/cuda/shim/cuda_shim.h"
 // Behind the shim:
+#include "tests/cuda/batch_case.h"
 #include "tests/cuda/codec_case.h"
 #include "tests/cuda/faults.cuh"
 #include "tests/cuda/shim_executor.h"
@@ -46,6 +47,12 @@ int RunCases() {
       std::printf("FAILED: %s: %s: %s\n", executor->name().c_str(), NameOf(test).c_str(), differs.c_str());
       return 1;
     }
+  }
+  const std::unique_ptr<Executor> executor = MakeShimExecutor(shim::Order::kRandom, 1);
+  const std::string differs = RunBatchCase(BatchDims(DType::kFloat16, 64), 1, executor.get(), &checks);
+  if (!differs.empty()) {
+    std::printf("FAILED: batch: %s\n", differs.c_str());
+    return 1;
   }
   std::printf("%llu cases, %llu checks\n", static_cast<unsigned long long>(seed),
               static_cast<unsigned long long>(checks));

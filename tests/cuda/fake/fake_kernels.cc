@@ -19,11 +19,11 @@ shim::Launcher LauncherFor(std::vector<shim::Range> memory) {
 
 }  // namespace
 
-const char* CheckJob(const gpu::EncodeJob& job, const void* workspace, size_t workspace_bytes) {
-  return gpu::Check(job, workspace, workspace_bytes);
+const char* CheckJobs(const std::vector<gpu::EncodeJob>& jobs, const void* workspace, size_t workspace_bytes) {
+  return gpu::Check(jobs.data(), static_cast<uint32_t>(jobs.size()), workspace, workspace_bytes);
 }
-const char* CheckJob(const gpu::DecodeJob& job, const void* workspace, size_t workspace_bytes) {
-  return gpu::Check(job, workspace, workspace_bytes);
+const char* CheckJobs(const std::vector<gpu::DecodeJob>& jobs, const void* workspace, size_t workspace_bytes) {
+  return gpu::Check(jobs.data(), static_cast<uint32_t>(jobs.size()), workspace, workspace_bytes);
 }
 const char* CheckJob(const gpu::ScanJob& job) { return gpu::Check(job); }
 const char* CheckJob(const gpu::SpreadJob& job) { return gpu::Check(job); }
@@ -32,15 +32,15 @@ const char* CheckJob(const gpu::AttendJob& job, const void* workspace, size_t wo
   return gpu::Check(job, workspace, workspace_bytes);
 }
 
-void RunOnShim(const gpu::EncodeJob& job, void* workspace, std::vector<shim::Range> memory) {
+void RunOnShim(const std::vector<gpu::EncodeJob>& jobs, void* workspace, std::vector<shim::Range> memory) {
   std::lock_guard<std::mutex> lock(shared_memory_mutex);
   shim::Launcher launch = LauncherFor(std::move(memory));
-  gpu::RunEncode(job, workspace, launch);
+  gpu::RunEncode(jobs.data(), static_cast<uint32_t>(jobs.size()), workspace, launch);
 }
-void RunOnShim(const gpu::DecodeJob& job, void* workspace, std::vector<shim::Range> memory) {
+void RunOnShim(const std::vector<gpu::DecodeJob>& jobs, void* workspace, std::vector<shim::Range> memory) {
   std::lock_guard<std::mutex> lock(shared_memory_mutex);
   shim::Launcher launch = LauncherFor(std::move(memory));
-  gpu::RunDecode(job, workspace, launch);
+  gpu::RunDecode(jobs.data(), static_cast<uint32_t>(jobs.size()), workspace, launch);
 }
 void RunOnShim(const gpu::ScanJob& job, std::vector<shim::Range> memory) {
   std::lock_guard<std::mutex> lock(shared_memory_mutex);

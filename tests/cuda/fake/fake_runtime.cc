@@ -277,18 +277,34 @@ LaunchStatus FakeRuntime::Launch(const std::string& call, DeviceStream stream, c
   return queued.ok() ? LaunchStatus{} : LaunchStatus{queued.name, queued.error};
 }
 
-LaunchStatus FakeRuntime::Encode(const gpu::EncodeJob& job, void* workspace, size_t workspace_bytes,
-                                 DeviceStream stream) {
-  return Launch("Encode", stream, CheckJob(job, workspace, workspace_bytes),
-                {job.k.base, job.k.runs, job.v.base, job.v.runs, job.tiers, job.chunk, job.report, workspace},
-                [this, job, workspace] { RunOnShim(job, workspace, memory_.Ranges()); });
+LaunchStatus FakeRuntime::EncodeBatch(const gpu::EncodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes,
+                                      DeviceStream stream) {
+  std::vector<gpu::EncodeJob> all(jobs, jobs + count);
+  std::vector<const void*> uses = {workspace};
+  for (const gpu::EncodeJob& job : all) {
+    for (const void* use : std::initializer_list<const void*>{job.k.base, job.k.runs, job.v.base, job.v.runs, job.tiers, job.chunk,
+                                                              job.report}) {
+      uses.push_back(use);
+    }
+  }
+  const char* const wrong = CheckJobs(all, workspace, workspace_bytes);
+  return Launch("Encode", stream, wrong, std::move(uses),
+                [this, all = std::move(all), workspace] { RunOnShim(all, workspace, memory_.Ranges()); });
 }
 
-LaunchStatus FakeRuntime::Decode(const gpu::DecodeJob& job, void* workspace, size_t workspace_bytes,
-                                 DeviceStream stream) {
-  return Launch("Decode", stream, CheckJob(job, workspace, workspace_bytes),
-                {job.k.base, job.k.runs, job.v.base, job.v.runs, job.chunk, job.report, workspace},
-                [this, job, workspace] { RunOnShim(job, workspace, memory_.Ranges()); });
+LaunchStatus FakeRuntime::DecodeBatch(const gpu::DecodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes,
+                                      DeviceStream stream) {
+  std::vector<gpu::DecodeJob> all(jobs, jobs + count);
+  std::vector<const void*> uses = {workspace};
+  for (const gpu::DecodeJob& job : all) {
+    for (const void* use : std::initializer_list<const void*>{job.k.base, job.k.runs, job.v.base, job.v.runs, job.chunk,
+                                                              job.report}) {
+      uses.push_back(use);
+    }
+  }
+  const char* const wrong = CheckJobs(all, workspace, workspace_bytes);
+  return Launch("Decode", stream, wrong, std::move(uses),
+                [this, all = std::move(all), workspace] { RunOnShim(all, workspace, memory_.Ranges()); });
 }
 
 LaunchStatus FakeRuntime::Scan(const gpu::ScanJob& job, DeviceStream stream) {

@@ -77,10 +77,10 @@ class FakeRuntime final : public gpu::Runtime {
                            gpu::DeviceStream stream) override;
   gpu::CallStatus Zero(void* memory, uint64_t bytes, gpu::DeviceStream stream) override;
   gpu::CallStatus ZeroRows(gpu::Pitched memory, size_t width_bytes, size_t rows, gpu::DeviceStream stream) override;
-  gpu::LaunchStatus Encode(const gpu::EncodeJob& job, void* workspace, size_t workspace_bytes,
-                           gpu::DeviceStream stream) override;
-  gpu::LaunchStatus Decode(const gpu::DecodeJob& job, void* workspace, size_t workspace_bytes,
-                           gpu::DeviceStream stream) override;
+  gpu::LaunchStatus EncodeBatch(const gpu::EncodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes,
+                                gpu::DeviceStream stream) override;
+  gpu::LaunchStatus DecodeBatch(const gpu::DecodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes,
+                                gpu::DeviceStream stream) override;
   gpu::LaunchStatus Scan(const gpu::ScanJob& job, gpu::DeviceStream stream) override;
   gpu::LaunchStatus Spread(const gpu::SpreadJob& job, gpu::DeviceStream stream) override;
   gpu::LaunchStatus Attend(const gpu::AttendJob& job, void* workspace, size_t workspace_bytes,

@@ -68,7 +68,8 @@ enum class Part : uint8_t { kNone, kLow, kHigh, kWide };
 enum class Action : uint8_t { kNone, kAdd, kMin, kMax, kAnd, kOr, kExch, kBallot, kAny, kAll, kUp, kDown, kXor, kIdx };
 enum class ShiftMode : uint8_t { kNone, kLeftClamp, kLeftWrap, kRightClamp, kRightWrap };
 
-enum class Special : uint8_t { kTid, kNtid, kCtaid, kNctaid, kLane };  // x dimension; y and z are 0, sizes 1
+// Of the x dimension where nothing else is said; other threads' dimensions, and z, are refused.
+enum class Special : uint8_t { kTid, kNtid, kCtaid, kCtaidY, kNctaid, kNctaidY, kLane };
 
 struct Operand {
   enum Form : uint8_t { kRegister, kImmediate, kSpecial, kAddress };

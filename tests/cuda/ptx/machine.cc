@@ -23,14 +23,16 @@ Machine::Machine(shim::Options options) : options_(std::move(options)), random_(
   if (options_.memory.empty()) throw Fault("no memory was given");
 }
 
-void Machine::Launch(const Kernel& kernel, uint32_t blocks, uint32_t threads, const void* args, size_t bytes) {
+void Machine::Launch(const Kernel& kernel, uint32_t blocks, uint32_t threads, const void* args, size_t bytes,
+                     uint32_t rows) {
   if (static_cast<int>(bytes) != kernel.param_bytes) throw Fault("size of the parameter of " + kernel.name);
   kernel_ = &kernel;
   blocks_ = blocks;
+  rows_ = rows;
   params_.assign(static_cast<const char*>(args), static_cast<const char*>(args) + bytes);
   threads_.resize(threads);
-  std::vector<uint32_t> turns(blocks);
-  for (uint32_t i = 0; i < blocks; ++i) turns[i] = i;
+  std::vector<uint32_t> turns(size_t{blocks} * rows);
+  for (uint32_t i = 0; i < turns.size(); ++i) turns[i] = i;
   if (options_.order == shim::Order::kReverse) std::reverse(turns.begin(), turns.end());
   if (options_.order == shim::Order::kRandom) std::shuffle(turns.begin(), turns.end(), random_);
   for (uint32_t block : turns) {
@@ -221,8 +223,10 @@ uint64_t Machine::Get(const Thread& thread, const Operand& operand) const {
   switch (operand.special) {
     case Special::kTid: return thread.index;
     case Special::kNtid: return threads_.size();
-    case Special::kCtaid: return block_;
+    case Special::kCtaid: return block_ % blocks_;
+    case Special::kCtaidY: return block_ / blocks_;
     case Special::kNctaid: return blocks_;
+    case Special::kNctaidY: return rows_;
     case Special::kLane: return thread.lane();
   }
   return 0;

@@ -25,7 +25,8 @@ class Machine {
   explicit Machine(shim::Options options);
 
   // args: the kernel's one parameter. Throws Fault.
-  void Launch(const Kernel& kernel, uint32_t blocks, uint32_t threads, const void* args, size_t bytes);
+  void Launch(const Kernel& kernel, uint32_t blocks, uint32_t threads, const void* args, size_t bytes,
+              uint32_t rows = 1);
 
   const Counters& counters() const { return counters_; }
 
@@ -61,7 +62,7 @@ class Machine {
   std::mt19937 random_;
   Counters counters_;
   const Kernel* kernel_ = nullptr;
-  uint32_t blocks_ = 0, block_ = 0, live_ = 0;
+  uint32_t blocks_ = 0, rows_ = 1, block_ = 0, live_ = 0;
   std::vector<char> params_, shared_;
   std::vector<Thread> threads_;
 };

@@ -198,7 +198,9 @@ class KernelParser {
     static const std::map<std::string, Special> specials = {{"%tid.x", Special::kTid},
                                                             {"%ntid.x", Special::kNtid},
                                                             {"%ctaid.x", Special::kCtaid},
+                                                            {"%ctaid.y", Special::kCtaidY},
                                                             {"%nctaid.x", Special::kNctaid},
+                                                            {"%nctaid.y", Special::kNctaidY},
                                                             {"%laneid", Special::kLane}};
     if (const auto special = specials.find(text); special != specials.end()) {
       operand.form = Operand::kSpecial;

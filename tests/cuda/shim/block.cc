@@ -33,7 +33,7 @@ struct Fiber {
 
 struct Grid {
   const Options* options = nullptr;
-  uint32_t blocks = 0, threads = 0, block = 0;
+  uint32_t blocks = 0, rows = 0, threads = 0, block = 0;
   const std::function<void()>* body = nullptr;
   std::vector<Fiber> fibers;
   std::vector<uint32_t> warp_waiting;  // lanes, by warp, that wait for a warp's collective
@@ -168,13 +168,15 @@ void RunBlock(std::mt19937* random) {
 
 }  // namespace
 
-void RunGrid(const Options& options, uint32_t blocks, uint32_t threads, const std::function<void()>& body) {
+void RunGrid(const Options& options, uint32_t blocks, uint32_t threads, const std::function<void()>& body,
+             uint32_t rows) {
   const Unwatched here;
   // Static: after a launch no watched code may come to where a fiber's last, unordered reads were. Stacks are kept.
   static Grid grid;
   grid.fault.clear();
   grid.options = &options;
   grid.blocks = blocks;
+  grid.rows = rows;
   grid.threads = threads;
   grid.body = &body;
   grid.fibers.resize(threads);
@@ -203,8 +205,8 @@ void RunGrid(const Options& options, uint32_t blocks, uint32_t threads, const st
   } leave{&grid};
   now = &grid;
   std::mt19937 random(options.seed);
-  std::vector<uint32_t> turns(blocks);
-  for (uint32_t i = 0; i < blocks; ++i) turns[i] = i;
+  std::vector<uint32_t> turns(size_t{blocks} * rows);
+  for (uint32_t i = 0; i < turns.size(); ++i) turns[i] = i;
   if (options.order == Order::kReverse) std::reverse(turns.begin(), turns.end());
   if (options.order == Order::kRandom) std::shuffle(turns.begin(), turns.end(), random);
   for (uint32_t block : turns) {
@@ -214,9 +216,9 @@ void RunGrid(const Options& options, uint32_t blocks, uint32_t threads, const st
 }
 
 Index ThreadIndex() { return Index{now->self->index}; }
-Index BlockIndex() { return Index{now->block}; }
+Index BlockIndex() { return Index{now->block % now->blocks, now->block / now->blocks}; }
 Index BlockSize() { return Index{now->threads, 1, 1}; }
-Index GridSize() { return Index{now->blocks, 1, 1}; }
+Index GridSize() { return Index{now->blocks, now->rows, 1}; }
 
 uint64_t Collective(Op op, uint32_t mask, uint64_t in, uint32_t source) {
   const Unwatched here;

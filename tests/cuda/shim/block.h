@@ -33,8 +33,9 @@ class Fault : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Runs body() as each thread of blocks * threads. Throws Fault.
-void RunGrid(const Options& options, uint32_t blocks, uint32_t threads, const std::function<void()>& body);
+// Runs body() as each thread of a grid of `blocks` by `rows` blocks. Throws Fault.
+void RunGrid(const Options& options, uint32_t blocks, uint32_t threads, const std::function<void()>& body,
+             uint32_t rows = 1);
 
 // --- For cuda_shim.h; called by a running CUDA thread.
 

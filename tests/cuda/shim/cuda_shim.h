@@ -106,8 +106,9 @@ class Launcher {
   explicit Launcher(Options options) : options_(std::move(options)) {}
 
   template <typename Args>
-  void operator()(void (*kernel)(const Args), uint32_t blocks, uint32_t threads, const Args& args) {
-    RunGrid(options_, blocks, threads, [&] { kernel(args); });
+  void operator()(void (*kernel)(const Args), uint32_t blocks, uint32_t threads, const Args& args,
+                  uint32_t rows = 1) {
+    RunGrid(options_, blocks, threads, [&] { kernel(args); }, rows);
   }
 
  private:

@@ -19,13 +19,14 @@ enum class Where { kHost, kDevice };
 
 class DeviceEngineTest : public EngineTest {
  protected:
-  void Build(uint32_t seed = 1) {
+  void Build(uint32_t seed = 1, uint64_t sampled = 1, size_t slots = 8) {
     runtime_a_ = std::make_unique<FakeRuntime>(FakeOptions{2, seed});
     runtime_b_ = std::make_unique<FakeRuntime>(FakeOptions{2, seed + 100});
     EngineSettings settings;
     settings.options.progress_timeout_ms = 5000;
     settings.options.inline_chunk_bytes = 0;
-    settings.reconstruction_chunks = 1;
+    settings.reconstruction_chunks = sampled;
+    settings.slots = slots;
     settings.runtime = runtime_a_.get();
     a_ = std::make_unique<Engine>("a", network_.get(), settings, kEpochA);
     settings.runtime = runtime_b_.get();
@@ -158,6 +159,24 @@ TEST_F(DeviceEngineTest, EveryWayLandsTheSameBitsAsBetweenHosts) {
   EXPECT_GT(runtime_a_->calls()["Spread"], 0);
   EXPECT_GT(runtime_a_->calls()["Attend"], 0);
   EXPECT_GT(runtime_b_->calls()["Decode"], 0);
+}
+
+// A transfer of many small chunks: several are coded by one launch. A launch function is four kernels to encode, two to decode.
+TEST_F(DeviceEngineTest, SmallChunksShareLaunches) {
+  Build(1, /*sampled=*/0, /*slots=*/32);
+  source_layout_.layers = target_layout_.layers = 24;
+  Prepare(Where::kDevice, Where::kDevice);
+  Policy policy;
+  policy.budget = 0.4;
+  const TransferReport report = Run("t", policy);
+  ASSERT_EQ(report.state, TransferState::kCommitted) << report.error;
+  const auto sender = runtime_a_->calls(), receiver = runtime_b_->calls();
+  std::printf("%d chunks: %d launches to encode, %d to decode; %d kernels, one by one %d\n", static_cast<int>(report.chunks),
+              sender.at("Encode"), receiver.at("Decode"), 4 * sender.at("Encode") + 2 * receiver.at("Decode"),
+              static_cast<int>(6 * report.chunks));
+  EXPECT_EQ(report.chunks, 24u);
+  EXPECT_LE(sender.at("Encode"), 12) << "the first 16 credits alone make two full batches";
+  EXPECT_LE(receiver.at("Decode"), 24);
 }
 
 // Some order of streams that run beside each other: no result depends on it.
