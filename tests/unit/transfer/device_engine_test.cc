@@ -185,8 +185,8 @@ TEST_F(DeviceEngineTest, SeededOrdersOfStreamsChangeNothing) {
   std::vector<std::string> first;
   uint64_t turns = 0;
   for (uint32_t seed = 1; seed <= 6; ++seed) {
-    Build(seed);
-    source_layout_.layers = target_layout_.layers = 6;
+    Build(seed, /*sampled=*/0, /*slots=*/32);
+    source_layout_.layers = target_layout_.layers = 20;  // more than one batch
     Prepare(Where::kDevice, Where::kDevice);
     Policy policy;
     policy.budget = 0.4;
