@@ -11,6 +11,7 @@ function(spectrumkv_compile_alone folder)
 endfunction()
 
 spectrumkv_compile_alone(client/cpp pool.cc)
+spectrumkv_compile_alone(client/sdk cache.cc)
 spectrumkv_compile_alone(client/ctl pool_commands.cc transfer_commands.cc)
 spectrumkv_compile_alone(server/pool overlap.cc)
 spectrumkv_compile_alone(server/stream peer_server.cc stream_core.cc)
