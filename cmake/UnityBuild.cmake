@@ -1,5 +1,5 @@
-# Compiling several files at once (CMAKE_UNITY_BUILD, as scripts/demo and the sanitizer presets do) costs a third of the
-# time, but files that use the same name in an anonymous namespace cannot share a compilation. Include after the folders
+# Compiling several files at once (CMAKE_UNITY_BUILD, as scripts/demo and scripts/test do) costs a third of the time,
+# but files that use the same name in an anonymous namespace cannot share a compilation. Include after the folders
 # it names.
 set_target_properties(spectrumkv_proto PROPERTIES UNITY_BUILD OFF) # generated code repeats its names
 
