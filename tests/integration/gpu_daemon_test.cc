@@ -228,7 +228,10 @@ TEST_F(GpuDaemonTest, RecentQueriesAttendToKeysOnTheGpu) {
     EXPECT_EQ(reports[1].path(), "device");
     EXPECT_EQ(reports[1].importance(), v1::IMPORTANCE_SOURCE_RECENT_QUERIES);
     EXPECT_EQ(reports[0].wire_bytes(), reports[1].wire_bytes());
-    EXPECT_EQ(reports[0].tiers().SerializeAsString(), reports[1].tiers().SerializeAsString());
+    ASSERT_EQ(reports[0].tiers_size(), reports[1].tiers_size());
+    for (int i = 0; i < reports[0].tiers_size(); ++i) {
+      EXPECT_EQ(reports[0].tiers(i).SerializeAsString(), reports[1].tiers(i).SerializeAsString());
+    }
   }
 }
 
