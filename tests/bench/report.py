@@ -124,8 +124,8 @@ def goals(results):
 NO_GPU = """### On a GPU
 
 No GPU ran anything here, so there are no figures. What a GPU would have to do instead, counted while the PTX was
-executed on the CPU, for each float16 value: P8 70 instructions to encode and 44 to decode, Q4 144 and 108, RAW 50 and
-24; P8 reads and writes 12.1 + 1.1 bytes to encode, 7.5 + 2.0 to decode (all tiers, and how it was counted:
+executed on the CPU, for each float16 value: P8 71 instructions to encode and 43 to decode, Q4 145 and 107, RAW 51 and
+23; P8 reads and writes 12.1 + 1.1 bytes to encode, 5.6 + 2.0 to decode (all tiers, and how it was counted:
 [gpu.md](gpu.md)). No speed follows from that. `spectrumkv_bench codec --backend cuda` measures where there is a GPU.
 
 """
