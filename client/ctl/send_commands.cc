@@ -29,6 +29,7 @@ std::vector<Flag> TransferFlags() {
   return {{"transfer", "ID", "chosen by you, the same on both sides"},
           {"token", "HEX", "16 bytes that both sides must give"},
           {"deadline", "SECONDS", "default the daemon's"},
+          {"part", "I/N", "one of several pools that arrive together: part I, from 0, of N; a call for each on both sides"},
           {"wait", "", "wait for the end (--timeout); exit 0 only if committed"}};
 }
 
@@ -58,6 +59,15 @@ void ReadTransfer(Args* args, Request* request) {
   request->set_transfer_id(args->Needed("transfer"));
   request->set_transfer_token(args->Hex("token"));
   request->set_deadline_ms(static_cast<uint64_t>(args->Milliseconds("deadline", 0)));
+  if (!args->Has("part")) return;
+  const std::string part = args->Text("part");
+  unsigned index = 0, count = 0;
+  int end = 0;
+  if (std::sscanf(part.c_str(), "%2u/%2u%n", &index, &count, &end) != 2 || part.size() != static_cast<size_t>(end)) {
+    args->Refuse("--part must be as 0/2");
+  }
+  request->mutable_part()->set_index(index);
+  request->mutable_part()->set_count(count);
 }
 
 // Calls, then waits where --wait says so.

@@ -11,6 +11,11 @@ namespace {
 
 constexpr size_t kPutMessageBytes = size_t{1} << 20;
 
+void SetPart(const Part& part, v1::Part* out) {
+  out->set_index(part.index);
+  out->set_count(part.count);
+}
+
 template <typename Request>
 Request HalfOf(const Source& source) {
   Request request;
@@ -21,6 +26,7 @@ Request HalfOf(const Source& source) {
   *request.mutable_policy() = ToProto(source.policy);
   request.set_deadline_ms(static_cast<uint64_t>(source.deadline_ms));
   request.set_layerwise(source.layerwise);
+  SetPart(source.part, request.mutable_part());
   return request;
 }
 
@@ -34,6 +40,7 @@ Request HalfOf(const Destination& destination) {
   request.set_deadline_ms(static_cast<uint64_t>(destination.deadline_ms));
   request.set_accept_dropped(destination.accept_dropped);
   request.set_exact_conversion(destination.exact_conversion);
+  SetPart(destination.part, request.mutable_part());
   return request;
 }
 
@@ -158,8 +165,8 @@ Status Client::Fetch(Pool& pool, const Destination& destination) {
 }
 
 Status Client::Advance(const std::string& transfer_id, uint32_t layers, uint32_t tokens,
-                       const std::vector<float>& scores) {
-  return FromAbsl(impl_->client->Advance(transfer_id, layers, tokens, scores));
+                       const std::vector<float>& scores, uint32_t part_index) {
+  return FromAbsl(impl_->client->Advance(transfer_id, layers, tokens, scores, part_index));
 }
 
 Result<Report> Client::Wait(const std::string& transfer_id, const WaitOptions& options) {

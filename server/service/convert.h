@@ -52,7 +52,7 @@ struct RequestDefaults {
 // INVALID_CONFIG for names that are no allocator or tier. Without profiles: they are files.
 absl::StatusOr<RequestDefaults> DefaultsOf(const Config& config);
 
-// INVALID_SCHEMA, OUT_OF_RANGE; UNSUPPORTED_DTYPE, UNSUPPORTED_GROUP.
+// INVALID_SCHEMA, OUT_OF_RANGE; UNSUPPORTED_DTYPE.
 absl::StatusOr<PoolSchema> SchemaFromProto(const v1::PoolSchema& proto);
 
 // What is left open comes from `defaults`. INVALID_POLICY, INVALID_TIERS; UNKNOWN_TIER. Budget, scores and decay are

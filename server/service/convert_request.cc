@@ -71,7 +71,7 @@ absl::StatusOr<std::vector<GroupBlockList>> BlocksFromProto(
   for (int i = 0; i < proto.size(); ++i) {
     auto runs = RunsFromProto(proto.Get(i).runs(), "blocks[" + std::to_string(i) + "].runs");
     if (!runs.ok()) return runs.status();
-    blocks.push_back({proto.Get(i).group(), *std::move(runs)});
+    blocks.push_back({proto.Get(i).group(), *std::move(runs), proto.Get(i).skip_tokens()});
   }
   return blocks;
 }

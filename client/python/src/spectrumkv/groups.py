@@ -86,15 +86,14 @@ class Group:
             size *= extent
         return size
 
-    def blocks_after(self, blocks: Sequence[int], tokens: int) -> list[int]:
+    def blocks_after(self, blocks: Sequence[int], tokens: int) -> BlockTable:
         """The rest of a request's block table behind its first `tokens` tokens: what both sides name, with as many tokens
-        less, where the receiver has those already. They are then neither sent nor touched.
-
-        Raises ValueError where they do not end at a block's end.
+        less, where the receiver has those already. They are then neither sent nor touched, also where they end inside a
+        block. The receiver must have that block for itself.
         """
-        if tokens < 0 or tokens % self.block_tokens or tokens > len(blocks) * self.block_tokens:
-            raise ValueError(f"{tokens} tokens do not end at the end of one of {len(blocks)} blocks of {self.block_tokens}")
-        return list(blocks[tokens // self.block_tokens :])
+        if not 0 <= tokens <= len(blocks) * self.block_tokens:
+            raise ValueError(f"{tokens} tokens do not lie in {len(blocks)} blocks of {self.block_tokens}")
+        return BlockTable(blocks[tokens // self.block_tokens :], tokens % self.block_tokens)
 
     def view(self, memory: NDArray[np.uint8], offset_bytes: int) -> NDArray[Any]:
         """The group's cache in `memory` from `offset_bytes` on, without a copy, in the order of `shape`."""
@@ -106,7 +105,7 @@ class Group:
     def to_proto(self, segment: int, offset_bytes: int) -> schema_pb2.LayerGroup:
         """The group's schema, its memory starting at `offset_bytes` of segment `segment`."""
         strides = self._strides()
-        kind = "GROUP_KIND_ATTENTION" if self.has_v else "GROUP_KIND_MLA"
+        kind = "GROUP_KIND_ATTENTION" if self.has_v else "GROUP_KIND_OPAQUE_STATE" if self.state else "GROUP_KIND_MLA"
         if self.sliding_window_tokens:
             kind = "GROUP_KIND_SLIDING_WINDOW"
         group = schema_pb2.LayerGroup(
@@ -137,7 +136,8 @@ class Group:
 
 def block_runs(blocks: Sequence[int], group: int = 0) -> schema_pb2.GroupBlocks:
     """Block ids in token order, as runs of consecutive ids."""
-    out = schema_pb2.GroupBlocks(group=group)
+    skip = blocks.skip_tokens if isinstance(blocks, BlockTable) else 0
+    out = schema_pb2.GroupBlocks(group=group, skip_tokens=skip)
     for block in blocks:
         if out.runs and out.runs[-1].first + out.runs[-1].count == block:
             out.runs[-1].count += 1
