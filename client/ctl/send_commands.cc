@@ -22,6 +22,7 @@ std::vector<Flag> BlockFlags() {
   return Join({PoolFlags(),
                {{"blocks", "IDS", "blocks of the request in token order, as 0-15,20"},
                 {"tokens", "N", "tokens of the request"},
+                {"skip", "N", "tokens of the first block that are there already; neither sent nor touched"},
                 {"group", "N", "layer group of the pool; default 0"}}});
 }
 
@@ -46,6 +47,7 @@ absl::Status ReadBlocks(const Context& context, Args* args, Request* request) {
   args->Needed("tokens");
   *request->add_blocks() =
       client::Blocks(static_cast<uint32_t>(args->Number("group", 0, 0, 1023)), args->Ids("blocks"));
+  request->mutable_blocks(0)->set_skip_tokens(static_cast<uint32_t>(args->Number("skip", 0, 0, 255)));
   args->Needed("pool");
   if (const absl::Status status = args->Check(); !status.ok()) return status;
   const auto pool = ReadPool(context, args);

@@ -16,6 +16,12 @@ void SetPart(const Part& part, v1::Part* out) {
   out->set_count(part.count);
 }
 
+void SetSkips(const std::vector<uint32_t>& skip_tokens, google::protobuf::RepeatedPtrField<v1::GroupBlocks>* blocks) {
+  for (int i = 0; i < blocks->size() && static_cast<size_t>(i) < skip_tokens.size(); ++i) {
+    blocks->Mutable(i)->set_skip_tokens(skip_tokens[static_cast<size_t>(i)]);
+  }
+}
+
 template <typename Request>
 Request HalfOf(const Source& source) {
   Request request;
@@ -23,6 +29,7 @@ Request HalfOf(const Source& source) {
   request.set_transfer_token(source.token);
   request.set_token_count(source.token_count);
   FillIn(source.blocks, request.mutable_blocks());
+  SetSkips(source.skip_tokens, request.mutable_blocks());
   *request.mutable_policy() = ToProto(source.policy);
   request.set_deadline_ms(static_cast<uint64_t>(source.deadline_ms));
   request.set_layerwise(source.layerwise);
@@ -37,6 +44,7 @@ Request HalfOf(const Destination& destination) {
   request.set_transfer_token(destination.token);
   request.set_token_count(destination.token_count);
   FillIn(destination.blocks, request.mutable_blocks());
+  SetSkips(destination.skip_tokens, request.mutable_blocks());
   request.set_deadline_ms(static_cast<uint64_t>(destination.deadline_ms));
   request.set_accept_dropped(destination.accept_dropped);
   request.set_exact_conversion(destination.exact_conversion);
@@ -137,6 +145,7 @@ Result<PlanAnswer> Client::Plan(Pool& pool, const Source& source) {
   v1::PlanRequest request;
   request.set_token_count(source.token_count);
   FillIn(source.blocks, request.mutable_blocks());
+  SetSkips(source.skip_tokens, request.mutable_blocks());
   *request.mutable_policy() = ToProto(source.policy);
   request.set_peer(source.peer);
   const absl::StatusOr<v1::PlanResponse> response = impl_->client->Plan(pool.impl_->pool.get(), std::move(request));

@@ -84,6 +84,8 @@ struct Source {
   std::string peer;   // host:port of the other daemon, for Send
   uint32_t token_count = 0;
   BlockTables blocks;
+  // By group; missing: 0. Tokens of its first block that are not of this transfer: a prefix that the receiver has.
+  std::vector<uint32_t> skip_tokens;
   Policy policy;
   int64_t deadline_ms = 0;  // 0: the daemon's default
   bool layerwise = false;   // nothing is written yet; Advance tells
@@ -97,6 +99,7 @@ struct Destination {
   std::string peer;  // host:port of the other daemon, for Fetch
   uint32_t token_count = 0;
   BlockTables blocks;
+  std::vector<uint32_t> skip_tokens;  // as in Source, of these blocks
   int64_t deadline_ms = 0;
   bool accept_dropped = false;    // the source may drop tokens
   bool exact_conversion = false;  // refuse a source whose data type cannot be converted without rounding

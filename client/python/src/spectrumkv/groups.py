@@ -24,6 +24,14 @@ _NUMPY: dict[str, np.dtype[Any]] = {"float16": np.dtype("<f2"), "bfloat16": np.d
 _PROTO = {"float16": "DATA_TYPE_FLOAT16", "bfloat16": "DATA_TYPE_BFLOAT16", "float32": "DATA_TYPE_FLOAT32"}
 
 
+class BlockTable(list[int]):
+    """Block ids in token order, of which the first `skip_tokens` tokens belong to a prefix that is there already."""
+
+    def __init__(self, blocks: Sequence[int], skip_tokens: int = 0) -> None:
+        super().__init__(blocks)
+        self.skip_tokens = skip_tokens
+
+
 @dataclass(frozen=True)
 class Group:
     """Layers that share one geometry.
@@ -37,6 +45,7 @@ class Group:
         fused. For example "BLPTHD" puts all layers of a block side by side.
     heads_total, head_first: all KV heads of the model and the first this worker holds (tensor parallelism).
     has_v: False for a single latent tensor per layer (MLA); the plane axis then has length 1.
+    state: with has_v=False: state-space or convolution state, rows of any words. Travels as it is, in a pool of its own.
     sliding_window_tokens: only the last so many tokens are ever attended to; 0: all.
     """
 
@@ -53,12 +62,15 @@ class Group:
     head_first: int = 0
     has_v: bool = True
     sliding_window_tokens: int = 0
+    state: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in _NUMPY:
             raise ValueError(f"dtype must be one of {', '.join(_NUMPY)}, not {self.dtype!r}")
         if sorted(self.memory_axes) != sorted(CANONICAL_AXES):
             raise ValueError(f"axes must be a permutation of {CANONICAL_AXES!r}, not {self.axes!r}")
+        if self.state and self.has_v:
+            raise ValueError("state has one tensor per layer: has_v must be False")
         object.__setattr__(self, "layers", tuple(self.layers))
 
     @property
