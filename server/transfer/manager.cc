@@ -96,11 +96,12 @@ absl::Status TransferManagerImpl::StartReceiver(ReceiverSpec spec) {
 absl::Status TransferManagerImpl::Insert(const std::shared_ptr<Transfer>& transfer, bool dials,
                                          const NewHalf& half) {
   const Key key{transfer->role(), transfer->id()};
+  bool first;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (absl::Status ok = CheckNew(key, half); !ok.ok()) return ok;
     Entry& entry = entries_[key];
-    const bool first = !entry.live();
+    first = !entry.live();
     entry.token = half.token;
     entry.peer = half.peer;
     entry.owner = half.owner;
@@ -123,7 +124,8 @@ absl::Status TransferManagerImpl::Insert(const std::shared_ptr<Transfer>& transf
     Transfer* t = transfer.get();
     transfer->Post([t] { t->Start(); });
   }
-  Welcome(key, half.part.index);
+  // At first also who counts parts otherwise: both are told.
+  Welcome(key, first ? std::nullopt : std::optional<uint32_t>(half.part.index));
   return absl::OkStatus();
 }
 

@@ -99,7 +99,8 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   void OnPartsOver(const std::shared_ptr<PartGroup>& group, const TransferReport& whole);
   void Remember(const Key& key, const TransferReport& report);
   static std::optional<TransferReport> LateAnswer(const Entry& entry, uint32_t part_index);
-  void Welcome(const Key& key, uint32_t part_index);
+  // Hears those who came before, of one part or of any.
+  void Welcome(const Key& key, std::optional<uint32_t> part_index = std::nullopt);
   static absl::Status CheckPartOf(const HelloFrame& hello);
   absl::Status CheckPartCount(const Entry& entry, Role ours, const HelloFrame& hello) const;
   // One of untold_ has been told.

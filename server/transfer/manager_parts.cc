@@ -71,7 +71,7 @@ void TransferManagerImpl::OnPartsOver(const std::shared_ptr<PartGroup>& group, c
   }
   parts_.metrics->AddInflightTransfers(-1);
   // Peers that wait for a part which will not come.
-  for (uint32_t part = 0; part < group->count(); ++part) Welcome(key, part);
+  Welcome(key);
 }
 
 void TransferManagerImpl::Remember(const Key& key, const TransferReport& report) {
@@ -92,8 +92,7 @@ std::optional<TransferReport> TransferManagerImpl::LateAnswer(const Entry& entry
   return entry.report;
 }
 
-// Those who came before.
-void TransferManagerImpl::Welcome(const Key& key, uint32_t part_index) {
+void TransferManagerImpl::Welcome(const Key& key, std::optional<uint32_t> part_index) {
   for (Parking::Parked& parked : parking_.Take(key.first, key.second, part_index)) {
     OnHello(std::move(parked.session), std::move(parked.hello));
   }

@@ -65,11 +65,12 @@ absl::Status Parking::Park(Role role, std::shared_ptr<ControlSession> session, H
   return absl::OkStatus();
 }
 
-std::vector<Parking::Parked> Parking::Take(Role role, const std::string& transfer_id, uint32_t part_index) {
+std::vector<Parking::Parked> Parking::Take(Role role, const std::string& transfer_id,
+                                           std::optional<uint32_t> part_index) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<Parked> taken;
-  const auto range = parked_.equal_range({role, transfer_id, part_index});
-  for (auto it = range.first; it != range.second; it = EraseLocked(it)) {
+  const auto end = parked_.upper_bound({role, transfer_id, part_index.value_or(UINT32_MAX)});
+  for (auto it = parked_.lower_bound({role, transfer_id, part_index.value_or(0)}); it != end; it = EraseLocked(it)) {
     taken.push_back(Parked{it->second.session, it->second.hello, it->second.deadline_ns, it->second.host});
   }
   return taken;

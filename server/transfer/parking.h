@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -34,8 +35,8 @@ class Parking {
   // WAITING_FULL with a retry delay when there is no room, or none for this host. An older attempt of the same dialler is
   // closed, and one that has ended is forgotten.
   absl::Status Park(Role role, std::shared_ptr<ControlSession> session, HelloFrame hello, const std::string& peer);
-  // Takes out all that wait for this half of this part.
-  std::vector<Parked> Take(Role role, const std::string& transfer_id, uint32_t part_index = 0);
+  // Takes out all that wait for this half, of one part or of any.
+  std::vector<Parked> Take(Role role, const std::string& transfer_id, std::optional<uint32_t> part_index = std::nullopt);
   // The stream has ended. What its dialler said of the end of its half is kept for a minute, so that ours learns it.
   void Forget(const ControlSession* session);
   void CloseAll(const absl::Status& why);

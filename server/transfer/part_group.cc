@@ -106,11 +106,6 @@ std::shared_ptr<Transfer> PartGroup::Find(uint32_t index) const {
   return it == parts_.end() ? nullptr : it->second.transfer;
 }
 
-bool PartGroup::Has(uint32_t index) const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return parts_.count(index) > 0;
-}
-
 std::vector<std::shared_ptr<Transfer>> PartGroup::Live() const {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<std::shared_ptr<Transfer>> live;

@@ -40,7 +40,6 @@ class PartGroup : public std::enable_shared_from_this<PartGroup> {
   bool Add(const std::shared_ptr<Transfer>& part, std::vector<uint32_t> layers);
   // Null: it is not here, or has ended.
   std::shared_ptr<Transfer> Find(uint32_t index) const;
-  bool Has(uint32_t index) const;
   std::vector<std::shared_ptr<Transfer>> Live() const;
   // How it ends, as far as that is decided and not a commit.
   absl::Status Ending() const;

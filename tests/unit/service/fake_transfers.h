@@ -27,7 +27,7 @@ class FakeTransfers final : public TransferManager {
     receivers.push_back(std::move(spec));
     return absl::OkStatus();
   }
-  std::optional<absl::Status> FindRepeat(const Caller&, const std::string&, Role, const std::string&) override { return std::nullopt; }
+  std::optional<absl::Status> FindRepeat(const Caller&, const std::string&, Role, PartId, const std::string&) override { return std::nullopt; }
   absl::Status Advance(const Caller& caller, const std::string& id, uint32_t, uint32_t, const LaterImportance&, const std::string&) override {
     return Known(caller, id);
   }

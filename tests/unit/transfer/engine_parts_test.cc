@@ -405,6 +405,17 @@ void NumbersOfPartsThatDifferAreToldToBothTest::Run(bool here_more) {
 TEST_F(NumbersOfPartsThatDifferAreToldToBothTest, MoreHere) { Run(true); }
 TEST_F(NumbersOfPartsThatDifferAreToldToBothTest, MoreThere) { Run(false); }
 
+TEST_F(PartsTest, APartThatCannotBeIsToldToBothWhoeverComesFirst) {
+  BuildParts(2);
+  SenderSpec sender = SendPart(1);
+  ReceiverSpec receiver = ExpectPart(0);
+  receiver.part.count = 1;
+  ASSERT_TRUE(a_->manager().StartSender(std::move(sender)).ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  ASSERT_TRUE(b_->manager().StartReceiver(std::move(receiver)).ok());
+  ExpectEnd(WaitBoth(), TransferState::kFailed, "SCHEMA_MISMATCH");
+}
+
 // Each control frame and chunk of two parts meets one fault: both sides end once, all parts alike, and a sender that says
 // COMMITTED has a receiver that did.
 TEST_F(PartsTest, AFaultAnywhereEndsAllPartsAlike) {
