@@ -88,6 +88,10 @@ void Transfer::Apply(Event event, absl::Status why) {
     parts().metrics->CountError(ErrorStage(), absl::StatusCode::kInternal);
     return Apply(Event::kFail, MakeError(absl::StatusCode::kInternal, "IMPOSSIBLE_EVENT", EventName(event)));
   }
+  if (transition.action == Action::kOutcomeUnknown) {
+    why = MakeError(absl::StatusCode::kUnknown, "OUTCOME_UNKNOWN",
+                    absl::StrCat("all was sent but the receiver's receipt did not arrive: ", std::string(why.message())));
+  }
   if (group_ != nullptr && IsTerminal(transition.next)) {
     switch (group_->OnEnding(part().index, transition.next, why, transition.action == Action::kOutcomeUnknown)) {
       case PartGroup::Ruling::kEnds: break;
@@ -97,10 +101,6 @@ void Transfer::Apply(Event event, absl::Status why) {
   }
   const MetricStage stage = ErrorStage();
   state_ = transition.next;
-  if (transition.action == Action::kOutcomeUnknown) {
-    why = MakeError(absl::StatusCode::kUnknown, "OUTCOME_UNKNOWN",
-                    absl::StrCat("all was sent but the receiver's receipt did not arrive: ", std::string(why.message())));
-  }
   if (terminal()) {
     error_ = state_ == TransferState::kCommitted ? absl::OkStatus() : why;
     if (!error_.ok()) parts().metrics->CountError(stage, error_.code());

@@ -96,7 +96,7 @@ def request_(source, target, prefill, decode, transfer_id):
 @pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)], ids=str)
 def test_several_pools_arrive_together(pull, order, request_):
-    before = request_.decode.metrics().get('spectrumkv_transfers_total{outcome="committed",role="receiver"}', 0)
+    before = request_.decode.metrics().get('spectrumkv_transfers_total{role="receiver",outcome="committed"}', 0)
     for index in order:
         request_.send(index, pull)
     for index in reversed(order):
@@ -109,7 +109,7 @@ def test_several_pools_arrive_together(pull, order, request_):
         assert report.kv_bytes == sum(p.kv_bytes for p in report.parts) == sum(w.nbytes for p in request_.parts for w in p.words)
         assert report.wire_bytes == sum(p.wire_bytes for p in report.parts) > report.kv_bytes
     assert received.layers_ready == 4
-    after = request_.decode.metrics()['spectrumkv_transfers_total{outcome="committed",role="receiver"}']
+    after = request_.decode.metrics()['spectrumkv_transfers_total{role="receiver",outcome="committed"}']
     assert after - before == 1, "one transfer, not three"
 
 

@@ -44,7 +44,7 @@ class PartsTest : public EngineTest {
     part.layout.head_dim = i % 2 == 0 ? 64 : 32;
     part.layout.block_tokens = i % 2 == 0 ? 16 : 8;
     part.tokens = 3 * part.layout.block_tokens;
-    part.from = {7, 3, 4 + i % 4};
+    part.from = {7, 3, 10 + i % 4};
     part.to = {1, 9, 2};
     part.source = a_->AddPool(part.layout);
     part.target = b_->AddPool(part.layout);
