@@ -158,8 +158,9 @@ absl::Status Client::Fetch(Pool* pool, v1::FetchRequest request, int64_t timeout
 }
 
 absl::Status Client::Advance(const std::string& transfer_id, uint32_t layers, uint32_t tokens,
-                             const std::vector<float>& scores) {
+                             const std::vector<float>& scores, uint32_t part_index) {
   v1::AdvanceRequest request;
+  request.set_part_index(part_index);
   request.set_transfer_id(transfer_id);
   request.set_layers(layers);
   request.set_tokens(tokens);
@@ -168,8 +169,9 @@ absl::Status Client::Advance(const std::string& transfer_id, uint32_t layers, ui
 }
 
 absl::Status Client::Advance(const std::string& transfer_id, uint32_t layers, uint32_t tokens,
-                             const v1::RecentQueries& queries) {
+                             const v1::RecentQueries& queries, uint32_t part_index) {
   v1::AdvanceRequest request;
+  request.set_part_index(part_index);
   request.set_transfer_id(transfer_id);
   request.set_layers(layers);
   request.set_tokens(tokens);

@@ -54,10 +54,10 @@ class Client {
 
   // "Layers < layers are written for tokens < tokens." scores: importance of tokens 0..tokens-1, or empty.
   absl::Status Advance(const std::string& transfer_id, uint32_t layers, uint32_t tokens,
-                       const std::vector<float>& scores = {});
+                       const std::vector<float>& scores = {}, uint32_t part_index = 0);
   // With the last queries of written layers, of a transfer opened with IMPORTANCE_SOURCE_RECENT_QUERIES.
   absl::Status Advance(const std::string& transfer_id, uint32_t layers, uint32_t tokens,
-                       const v1::RecentQueries& queries);
+                       const v1::RecentQueries& queries, uint32_t part_index = 0);
 
   // Sees LayersReady and Progress. Called from the thread that waits.
   using EventCallback = std::function<void(const v1::WatchTransferResponse& event)>;

@@ -127,6 +127,11 @@ std::string ReportLines(const v1::TransferReport& r) {
   for (const v1::StageTime& stage : r.stages()) {
     stages += (stages.empty() ? "" : ", ") + stage.stage() + " " + Seconds(stage.seconds());
   }
+  std::string parts;
+  for (const v1::TransferReport& part : r.parts()) {
+    parts += (parts.empty() ? "" : ", ") + std::to_string(part.part().index()) + " of " +
+             std::to_string(part.part().count()) + " " + StateName(part.state()) + " " + Bytes(part.wire_bytes());
+  }
   const std::string limit = LimitName(r.limited_by());
   const auto count = [](uint64_t n) { return n == 0 ? std::string() : std::to_string(n); };
   return Lines({
@@ -163,6 +168,7 @@ std::string ReportLines(const v1::TransferReport& r) {
       {"link known", r.has_link_bytes_per_second() ? Rate(r.link_bytes_per_second()) : ""},
       {"budget choice", r.has_budget_choice() ? Choice(r.budget_choice()) : ""},
       {"stages", stages},
+      {"parts", parts},
   });
 }
 

@@ -22,6 +22,7 @@ std::vector<Flag> BlockFlags() {
   return Join({PoolFlags(),
                {{"blocks", "IDS", "blocks of the request in token order, as 0-15,20"},
                 {"tokens", "N", "tokens of the request"},
+                {"skip", "N", "tokens of the first block that are there already; neither sent nor touched"},
                 {"group", "N", "layer group of the pool; default 0"}}});
 }
 
@@ -29,6 +30,7 @@ std::vector<Flag> TransferFlags() {
   return {{"transfer", "ID", "chosen by you, the same on both sides"},
           {"token", "HEX", "16 bytes that both sides must give"},
           {"deadline", "SECONDS", "default the daemon's"},
+          {"part", "I/N", "one of several pools that arrive together: part I, from 0, of N; a call for each on both sides"},
           {"wait", "", "wait for the end (--timeout); exit 0 only if committed"}};
 }
 
@@ -45,6 +47,7 @@ absl::Status ReadBlocks(const Context& context, Args* args, Request* request) {
   args->Needed("tokens");
   *request->add_blocks() =
       client::Blocks(static_cast<uint32_t>(args->Number("group", 0, 0, 1023)), args->Ids("blocks"));
+  request->mutable_blocks(0)->set_skip_tokens(static_cast<uint32_t>(args->Number("skip", 0, 0, 255)));
   args->Needed("pool");
   if (const absl::Status status = args->Check(); !status.ok()) return status;
   const auto pool = ReadPool(context, args);
@@ -58,6 +61,15 @@ void ReadTransfer(Args* args, Request* request) {
   request->set_transfer_id(args->Needed("transfer"));
   request->set_transfer_token(args->Hex("token"));
   request->set_deadline_ms(static_cast<uint64_t>(args->Milliseconds("deadline", 0)));
+  if (!args->Has("part")) return;
+  const std::string part = args->Text("part");
+  unsigned index = 0, count = 0;
+  int end = 0;
+  if (std::sscanf(part.c_str(), "%2u/%2u%n", &index, &count, &end) != 2 || part.size() != static_cast<size_t>(end)) {
+    args->Refuse("--part must be as 0/2");
+  }
+  request->mutable_part()->set_index(index);
+  request->mutable_part()->set_count(count);
 }
 
 // Calls, then waits where --wait says so.

@@ -11,6 +11,17 @@ namespace {
 
 constexpr size_t kPutMessageBytes = size_t{1} << 20;
 
+void SetPart(const Part& part, v1::Part* out) {
+  out->set_index(part.index);
+  out->set_count(part.count);
+}
+
+void SetSkips(const std::vector<uint32_t>& skip_tokens, google::protobuf::RepeatedPtrField<v1::GroupBlocks>* blocks) {
+  for (int i = 0; i < blocks->size() && static_cast<size_t>(i) < skip_tokens.size(); ++i) {
+    blocks->Mutable(i)->set_skip_tokens(skip_tokens[static_cast<size_t>(i)]);
+  }
+}
+
 template <typename Request>
 Request HalfOf(const Source& source) {
   Request request;
@@ -18,9 +29,11 @@ Request HalfOf(const Source& source) {
   request.set_transfer_token(source.token);
   request.set_token_count(source.token_count);
   FillIn(source.blocks, request.mutable_blocks());
+  SetSkips(source.skip_tokens, request.mutable_blocks());
   *request.mutable_policy() = ToProto(source.policy);
   request.set_deadline_ms(static_cast<uint64_t>(source.deadline_ms));
   request.set_layerwise(source.layerwise);
+  SetPart(source.part, request.mutable_part());
   return request;
 }
 
@@ -31,9 +44,11 @@ Request HalfOf(const Destination& destination) {
   request.set_transfer_token(destination.token);
   request.set_token_count(destination.token_count);
   FillIn(destination.blocks, request.mutable_blocks());
+  SetSkips(destination.skip_tokens, request.mutable_blocks());
   request.set_deadline_ms(static_cast<uint64_t>(destination.deadline_ms));
   request.set_accept_dropped(destination.accept_dropped);
   request.set_exact_conversion(destination.exact_conversion);
+  SetPart(destination.part, request.mutable_part());
   return request;
 }
 
@@ -130,6 +145,7 @@ Result<PlanAnswer> Client::Plan(Pool& pool, const Source& source) {
   v1::PlanRequest request;
   request.set_token_count(source.token_count);
   FillIn(source.blocks, request.mutable_blocks());
+  SetSkips(source.skip_tokens, request.mutable_blocks());
   *request.mutable_policy() = ToProto(source.policy);
   request.set_peer(source.peer);
   const absl::StatusOr<v1::PlanResponse> response = impl_->client->Plan(pool.impl_->pool.get(), std::move(request));
@@ -158,8 +174,8 @@ Status Client::Fetch(Pool& pool, const Destination& destination) {
 }
 
 Status Client::Advance(const std::string& transfer_id, uint32_t layers, uint32_t tokens,
-                       const std::vector<float>& scores) {
-  return FromAbsl(impl_->client->Advance(transfer_id, layers, tokens, scores));
+                       const std::vector<float>& scores, uint32_t part_index) {
+  return FromAbsl(impl_->client->Advance(transfer_id, layers, tokens, scores, part_index));
 }
 
 Result<Report> Client::Wait(const std::string& transfer_id, const WaitOptions& options) {

@@ -187,6 +187,8 @@ Report FromProto(const v1::TransferReport& report) {
   if (report.limited_by() != v1::LIMITED_BY_UNSPECIFIED) {
     out.limited_by = v1::LimitedBy_Name(report.limited_by()).substr(sizeof("LIMITED_BY_") - 1);
   }
+  if (report.has_part()) out.part = {report.part().index(), report.part().count()};
+  for (const v1::TransferReport& part : report.parts()) out.parts.push_back(FromProto(part));
   return out;
 }
 

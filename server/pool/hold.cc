@@ -41,10 +41,17 @@ absl::Status ExpandRuns(const GroupSchema& schema, const GroupBlockList& list, u
       return BadBlocks(GroupName(list.group) + " lists more than its " + std::to_string(schema.num_blocks) + " blocks");
     }
   }
-  const uint64_t needed = (uint64_t{token_count} + schema.block_tokens - 1) / schema.block_tokens;
+  if (list.skip_tokens >= schema.block_tokens) {
+    return BadBlocks(GroupName(list.group) + " skips " + std::to_string(list.skip_tokens) +
+                     " tokens: blocks without any token of the request are not listed, and a block has " +
+                     std::to_string(schema.block_tokens));
+  }
+  const uint64_t needed =
+      (uint64_t{list.skip_tokens} + token_count + schema.block_tokens - 1) / schema.block_tokens;
   if (total < needed) {
     return BadBlocks(GroupName(list.group) + " lists " + std::to_string(total) + " blocks of " +
-                     std::to_string(schema.block_tokens) + " tokens, " + std::to_string(token_count) + " tokens need " +
+                     std::to_string(schema.block_tokens) + " tokens, " + std::to_string(token_count) + " tokens behind " +
+                     std::to_string(list.skip_tokens) + " need " +
                      std::to_string(needed));
   }
   ids->reserve(total);
@@ -56,37 +63,39 @@ absl::Status ExpandRuns(const GroupSchema& schema, const GroupBlockList& list, u
 
 }  // namespace
 
-absl::StatusOr<std::vector<std::vector<uint32_t>>> ExpandBlocks(const PoolSchema& schema,
-                                                                const std::vector<GroupBlockList>& blocks,
-                                                                uint32_t token_count) {
+absl::StatusOr<BlockTable> ExpandBlocks(const PoolSchema& schema, const std::vector<GroupBlockList>& blocks,
+                                        uint32_t token_count) {
   if (token_count == 0) return BadBlocks("token_count is 0, it must be positive");
   if (blocks.size() != schema.groups.size()) {
     return BadBlocks(std::to_string(blocks.size()) + " block lists for " + std::to_string(schema.groups.size()) +
                      " groups");
   }
-  std::vector<std::vector<uint32_t>> ids(schema.groups.size());
+  BlockTable table;
+  table.ids.resize(schema.groups.size());
+  table.skip.resize(schema.groups.size());
   for (const GroupBlockList& list : blocks) {
     if (list.group >= schema.groups.size()) {
       return BadBlocks(GroupName(list.group) + " is not one of the pool's " + std::to_string(schema.groups.size()));
     }
-    if (!ids[list.group].empty()) return BadBlocks(GroupName(list.group) + " has two block lists");
-    absl::Status status = ExpandRuns(schema.groups[list.group], list, token_count, &ids[list.group]);
+    if (!table.ids[list.group].empty()) return BadBlocks(GroupName(list.group) + " has two block lists");
+    absl::Status status = ExpandRuns(schema.groups[list.group], list, token_count, &table.ids[list.group]);
     if (!status.ok()) return status;
+    table.skip[list.group] = list.skip_tokens;
   }
-  return ids;
+  return table;
 }
 
-PoolHold::PoolHold(std::shared_ptr<PoolCore> core, std::vector<std::vector<uint32_t>> ids, uint32_t token_count,
-                   bool exclusive, std::shared_ptr<LostNotice> notice)
+PoolHold::PoolHold(std::shared_ptr<PoolCore> core, BlockTable table, uint32_t token_count, bool exclusive,
+                   std::shared_ptr<LostNotice> notice)
     : core_(std::move(core)),
-      ids_(std::move(ids)),
+      table_(std::move(table)),
       token_count_(token_count),
       exclusive_(exclusive),
       notice_(std::move(notice)) {}
 
 PoolHold::~PoolHold() {
   notice_->Drop();
-  core_->ReleaseHold(ids_, exclusive_, notice_);
+  core_->ReleaseHold(table_.ids, exclusive_, notice_);
 }
 
 void PoolHold::FillRows(uint32_t group, uint32_t layer_slot, PlaneId plane, uint32_t token_first, uint32_t count,
@@ -94,8 +103,9 @@ void PoolHold::FillRows(uint32_t group, uint32_t layer_slot, PlaneId plane, uint
   assert(uint64_t{token_first} + count <= token_count_);
   if (count == 0) return;
   const TensorPlace& place = core_->place(group, layer_slot, plane);
-  const uint32_t* block = ids_[group].data() + token_first / place.block_tokens;
-  uint32_t token = token_first % place.block_tokens;
+  const uint32_t at_first = table_.skip[group] + token_first;
+  const uint32_t* block = table_.ids[group].data() + at_first / place.block_tokens;
+  uint32_t token = at_first % place.block_tokens;
   const uint64_t stride = place.token_stride;
   uint8_t** const end = rows + count;
   while (rows != end) {
@@ -122,9 +132,10 @@ absl::Status PoolHold::ZeroTail(uint32_t kept_tokens) const {
   const PoolSchema& pool = schema();
   for (uint32_t g = 0; g < pool.groups.size(); ++g) {
     const uint32_t block_tokens = pool.groups[g].block_tokens;
-    const uint32_t used = kept_tokens % block_tokens;
+    const uint32_t end = table_.skip[g] + kept_tokens;
+    const uint32_t used = end % block_tokens;
     if (used == 0) continue;
-    const uint32_t block = ids_[g][kept_tokens / block_tokens];
+    const uint32_t block = table_.ids[g][end / block_tokens];
     for (uint32_t l = 0; l < pool.groups[g].layers.size(); ++l) {
       zero(core_->place(g, l, PlaneId::kK), block, used);
       if (pool.groups[g].layers[l].v) zero(core_->place(g, l, PlaneId::kV), block, used);
@@ -138,13 +149,14 @@ void PoolHold::ReadGenerations(uint32_t group, uint32_t token_first, uint32_t co
   const uint64_t* table = core_->generations();
   if (table == nullptr || count == 0) return;
   const uint32_t block_tokens = schema().groups[group].block_tokens;
-  const uint32_t last = (token_first + (count - 1)) / block_tokens;
-  for (uint32_t i = token_first / block_tokens; i <= last; ++i) {
+  const uint32_t first = table_.skip[group] + token_first;
+  const uint32_t last = (first + (count - 1)) / block_tokens;
+  for (uint32_t i = first / block_tokens; i <= last; ++i) {
     // The order a seqlock needs: what the caller read before is not newer (fence), what it reads after not older (load).
 #if !defined(__SANITIZE_THREAD__)  // knows no fences; it sees one process of the two anyway
     std::atomic_thread_fence(std::memory_order_acquire);
 #endif
-    out->push_back(__atomic_load_n(table + ids_[group][i], __ATOMIC_ACQUIRE));
+    out->push_back(__atomic_load_n(table + table_.ids[group][i], __ATOMIC_ACQUIRE));
   }
 }
 

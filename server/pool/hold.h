@@ -10,10 +10,16 @@
 
 namespace spectrumkv {
 
+// Token t of the request lies in group g at place p = skip[g] + t: in block ids[g][p / block_tokens].
+struct BlockTable {
+  std::vector<std::vector<uint32_t>> ids;
+  std::vector<uint32_t> skip;
+};
+
 class PoolHold final : public BlockHold {
  public:
-  // Takes over the use of `ids` ([group][token / block_tokens] -> block) that PoolCore::Hold has counted.
-  PoolHold(std::shared_ptr<PoolCore> core, std::vector<std::vector<uint32_t>> ids, uint32_t token_count, bool exclusive,
+  // Takes over the use of `table.ids` that PoolCore::Hold has counted.
+  PoolHold(std::shared_ptr<PoolCore> core, BlockTable table, uint32_t token_count, bool exclusive,
            std::shared_ptr<LostNotice> notice);
   ~PoolHold() override;
 
@@ -33,16 +39,15 @@ class PoolHold final : public BlockHold {
 
  private:
   const std::shared_ptr<PoolCore> core_;
-  const std::vector<std::vector<uint32_t>> ids_;
+  const BlockTable table_;
   const uint32_t token_count_;
   const bool exclusive_;
   const std::shared_ptr<LostNotice> notice_;
 };
 
 // The blocks of each group in order, checked against the schema: one list per group, blocks that exist, enough of them
-// for token_count tokens. Errors: NOT_FOUND UNKNOWN_BLOCK, INVALID_ARGUMENT INVALID_BLOCKS.
-absl::StatusOr<std::vector<std::vector<uint32_t>>> ExpandBlocks(const PoolSchema& schema,
-                                                                const std::vector<GroupBlockList>& blocks,
-                                                                uint32_t token_count);
+// for token_count tokens behind those that are skipped. Errors: NOT_FOUND UNKNOWN_BLOCK, INVALID_ARGUMENT INVALID_BLOCKS.
+absl::StatusOr<BlockTable> ExpandBlocks(const PoolSchema& schema, const std::vector<GroupBlockList>& blocks,
+                                        uint32_t token_count);
 
 }  // namespace spectrumkv

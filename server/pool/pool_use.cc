@@ -66,18 +66,18 @@ void PoolCore::GiveBackLocked(const BlockIds& ids, bool exclusive) {
 
 absl::StatusOr<std::unique_ptr<BlockHold>> PoolCore::Hold(const std::vector<GroupBlockList>& blocks,
                                                           uint32_t token_count, bool exclusive) {
-  auto ids = ExpandBlocks(schema_, blocks, token_count);
-  if (!ids.ok()) return ids.status();
+  auto table = ExpandBlocks(schema_, blocks, token_count);
+  if (!table.ok()) return table.status();
   auto notice = std::make_shared<LostNotice>();
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (absl::Status status = CheckUsableLocked(); !status.ok()) return status;
-    if (absl::Status status = TakeLocked(*ids, exclusive); !status.ok()) return status;
+    if (absl::Status status = TakeLocked(table->ids, exclusive); !status.ok()) return status;
     ++users_;
     (exclusive ? target_notices_ : source_notices_).insert(notice);
   }
   return std::unique_ptr<BlockHold>(
-      std::make_unique<PoolHold>(shared_from_this(), *std::move(ids), token_count, exclusive, std::move(notice)));
+      std::make_unique<PoolHold>(shared_from_this(), *std::move(table), token_count, exclusive, std::move(notice)));
 }
 
 void PoolCore::ReleaseHold(const BlockIds& ids, bool exclusive, const std::shared_ptr<LostNotice>& notice) {

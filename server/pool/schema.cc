@@ -94,12 +94,13 @@ void CheckSegments(const PoolSchema& schema, Checker* check) {
   }
 }
 
-void CheckGroup(const GroupSchema& group, const std::string& path, uint64_t max_chunk_bytes, Checker* check) {
+void CheckGroup(const GroupSchema& group, const GroupSchema& first, const std::string& path, uint64_t max_chunk_bytes,
+                Checker* check) {
   using namespace schema_limits;
   const auto dtype = static_cast<unsigned>(group.dtype);
   const auto kind = static_cast<unsigned>(group.kind);
   const bool good =
-      check->Range(path + ".dtype", dtype, 1, 3) && check->Range(path + ".kind", kind, 0, 2) &&
+      check->Range(path + ".dtype", dtype, 1, 3) && check->Range(path + ".kind", kind, 0, 3) &&
       check->Range(path + ".heads_total", group.heads_total, 1, kHeads) &&
       check->Range(path + ".head_count", group.head_count, 1, group.heads_total) &&
       check->Range(path + ".head_first", group.head_first, 0, group.heads_total - group.head_count) &&
@@ -110,9 +111,12 @@ void CheckGroup(const GroupSchema& group, const std::string& path, uint64_t max_
       check->Range(path + ".num_blocks", group.num_blocks, 1, kNumBlocks) &&
       check->Range(path + ".layers (count)", group.layers.size(), 1, kLayers) &&
       check->Require(group.kind != GroupKind::kSlidingWindow || group.sliding_window_tokens > 0, "INVALID_SCHEMA",
-                     path + ".sliding_window_tokens", "0", "must be positive for this kind");
+                     path + ".sliding_window_tokens", "0", "must be positive for this kind") &&
+      check->Require((group.kind == GroupKind::kOpaqueState) == (first.kind == GroupKind::kOpaqueState), "INVALID_SCHEMA",
+                     path + ".kind", "OPAQUE_STATE",
+                     "must be the kind of all groups of a pool, or of none: its rows are not tokens");
   if (!good || max_chunk_bytes == 0) return;
-  const ChunkDims dims{1, group.head_count, group.head_dim, group.dtype, group.kind != GroupKind::kMla};
+  const ChunkDims dims{1, group.head_count, group.head_dim, group.dtype, HasKv(group.kind)};
   const uint64_t bytes = MaxChunkBytes(dims);
   check->Require(bytes <= max_chunk_bytes, "CHUNK_TOO_LARGE", path, std::to_string(bytes) + " bytes per token",
                  "a chunk of one token must fit " + std::to_string(max_chunk_bytes) + " bytes");
@@ -184,8 +188,8 @@ void CheckTensors(const PoolSchema& schema, Checker* check, std::vector<Lattice>
                          std::to_string(layer.layer), "must be unique in the pool") &&
           check->Require(layers.size() <= schema_limits::kLayers, "INVALID_SCHEMA", "layers (count)",
                          std::to_string(layers.size()), "must be at most " + std::to_string(schema_limits::kLayers)) &&
-          check->Require(layer.v.has_value() == (group.kind != GroupKind::kMla), "INVALID_SCHEMA", path + ".v",
-                         layer.v ? "given" : "missing", "belongs to every kind but MLA");
+          check->Require(layer.v.has_value() == HasKv(group.kind), "INVALID_SCHEMA", path + ".v",
+                         layer.v ? "given" : "missing", "belongs to every kind but MLA and OPAQUE_STATE");
       if (!check->ok()) return;
       CheckTensor(schema, group, layer.k, path + ".k", check, lattices);
       if (check->ok()) CheckDevice(schema, layer.k, path + ".k", check);
@@ -230,7 +234,7 @@ absl::Status CheckSchema(const PoolSchema& schema, uint64_t max_chunk_bytes) {
   CheckHead(schema, &check);
   if (check.ok()) CheckSegments(schema, &check);
   for (size_t g = 0; g < schema.groups.size() && check.ok(); ++g) {
-    CheckGroup(schema.groups[g], At("groups", g), max_chunk_bytes, &check);
+    CheckGroup(schema.groups[g], schema.groups[0], At("groups", g), max_chunk_bytes, &check);
   }
   std::vector<Lattice> lattices;
   std::vector<std::string> paths;

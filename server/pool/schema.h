@@ -11,7 +11,9 @@
 
 namespace spectrumkv {
 
-enum class GroupKind { kAttention, kMla, kSlidingWindow };
+enum class GroupKind { kAttention, kMla, kSlidingWindow, kOpaqueState };
+// K and V, which lossy tiers may code; the other kinds have one tensor, which travels as it is.
+constexpr bool HasKv(GroupKind kind) { return kind == GroupKind::kAttention || kind == GroupKind::kSlidingWindow; }
 
 struct SegmentSpec {
   enum class Kind { kPosixShm, kFile, kDaemonOwned, kCudaIpc } kind = Kind::kDaemonOwned;

@@ -52,7 +52,7 @@ struct RequestDefaults {
 // INVALID_CONFIG for names that are no allocator or tier. Without profiles: they are files.
 absl::StatusOr<RequestDefaults> DefaultsOf(const Config& config);
 
-// INVALID_SCHEMA, OUT_OF_RANGE; UNSUPPORTED_DTYPE, UNSUPPORTED_GROUP.
+// INVALID_SCHEMA, OUT_OF_RANGE; UNSUPPORTED_DTYPE.
 absl::StatusOr<PoolSchema> SchemaFromProto(const v1::PoolSchema& proto);
 
 // What is left open comes from `defaults`. INVALID_POLICY, INVALID_TIERS; UNKNOWN_TIER. Budget, scores and decay are
@@ -82,8 +82,8 @@ absl::Status CheckTransferToken(const std::string& token);
 // host:port or [v6]:port: INVALID_PEER. PERMISSION_DENIED PEER_NOT_ALLOWED where no rule of `allowed_hosts` fits
 // (server/base/host_rule.h).
 absl::Status CheckPeerAddress(const std::string& peer, const std::vector<std::string>& allowed_hosts = {});
-// Absent, or 0 of 1: PARTS_UNSUPPORTED.
-absl::Status CheckPart(bool present, const v1::Part& part);
+// Absent: 0 of 1. INVALID_PART.
+absl::StatusOr<PartId> PartFromProto(bool present, const v1::Part& part);
 // 1..max_tokens: OUT_OF_RANGE.
 absl::Status CheckTokenCount(uint32_t tokens, const RequestDefaults& defaults);
 // 0: the default. OUT_OF_RANGE above the maximum.

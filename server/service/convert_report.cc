@@ -89,6 +89,11 @@ void BudgetChoiceToProto(const BudgetChoice& choice, v1::BudgetChoice* out) {
 void ReportToProto(const TransferReport& report, v1::TransferReport* out) {
   out->set_transfer_id(report.transfer_id);
   out->set_role(report.role == Role::kSender ? v1::TRANSFER_ROLE_SENDER : v1::TRANSFER_ROLE_RECEIVER);
+  if (report.part.count > 1 && report.parts.empty()) {
+    out->mutable_part()->set_index(report.part.index);
+    out->mutable_part()->set_count(report.part.count);
+  }
+  for (const TransferReport& part : report.parts) ReportToProto(part, out->add_parts());
   out->set_state(StateToProto(report.state));
   out->set_code(static_cast<int32_t>(report.error.code()));
   out->set_reason(ReasonOf(report.error));

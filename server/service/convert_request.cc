@@ -71,7 +71,7 @@ absl::StatusOr<std::vector<GroupBlockList>> BlocksFromProto(
   for (int i = 0; i < proto.size(); ++i) {
     auto runs = RunsFromProto(proto.Get(i).runs(), "blocks[" + std::to_string(i) + "].runs");
     if (!runs.ok()) return runs.status();
-    blocks.push_back({proto.Get(i).group(), *std::move(runs)});
+    blocks.push_back({proto.Get(i).group(), *std::move(runs), proto.Get(i).skip_tokens()});
   }
   return blocks;
 }
@@ -114,11 +114,12 @@ absl::Status CheckLinkRate(double bytes_per_second) {
                  "is " + std::to_string(bytes_per_second) + "; it must be above 0 and finite");
 }
 
-absl::Status CheckPart(bool present, const v1::Part& part) {
-  if (!present || (part.index() == 0 && part.count() == 1)) return absl::OkStatus();
-  return Unsupported(
-      "PARTS_UNSUPPORTED", "part",
-      "is " + std::to_string(part.index()) + " of " + std::to_string(part.count()) + "; this version takes 0 of 1");
+absl::StatusOr<PartId> PartFromProto(bool present, const v1::Part& part) {
+  if (!present) return PartId{};
+  if (part.count() >= 1 && part.count() <= kMaxParts && part.index() < part.count()) return PartId{part.index(), part.count()};
+  return Invalid("INVALID_PART", "part",
+                 "is " + std::to_string(part.index()) + " of " + std::to_string(part.count()) + ", allowed are up to " +
+                     std::to_string(kMaxParts) + " parts, counted from 0");
 }
 
 absl::Status CheckTokenCount(uint32_t tokens, const RequestDefaults& defaults) {

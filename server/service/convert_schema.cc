@@ -78,8 +78,7 @@ absl::StatusOr<GroupKind> KindFromProto(v1::GroupKind kind, const std::string& f
     case v1::GROUP_KIND_ATTENTION: return GroupKind::kAttention;
     case v1::GROUP_KIND_MLA: return GroupKind::kMla;
     case v1::GROUP_KIND_SLIDING_WINDOW: return GroupKind::kSlidingWindow;
-    case v1::GROUP_KIND_OPAQUE_STATE:
-      return Unsupported("UNSUPPORTED_GROUP", field, "is GROUP_KIND_OPAQUE_STATE, which this version does not take");
+    case v1::GROUP_KIND_OPAQUE_STATE: return GroupKind::kOpaqueState;
     default:
       return Invalid("INVALID_SCHEMA", field, "is " + std::to_string(static_cast<int>(kind)) + ", no group kind");
   }
@@ -108,10 +107,9 @@ absl::StatusOr<GroupSchema> GroupFromProto(const v1::LayerGroup& proto, const st
     const v1::LayerTensors& from = proto.layers(i);
     const std::string layer_field = field + ".layers[" + std::to_string(i) + "]";
     if (!from.has_k()) return Invalid("INVALID_SCHEMA", layer_field + ".k", "is not set");
-    const bool mla = group.kind == GroupKind::kMla;
-    if (from.has_v() == mla) {
+    if (from.has_v() != HasKv(group.kind)) {
       return Invalid("INVALID_SCHEMA", layer_field + ".v",
-                     mla ? "is set; GROUP_KIND_MLA has one tensor, k" : "is not set");
+                     from.has_v() ? "is set; " + v1::GroupKind_Name(proto.kind()) + " has one tensor, k" : "is not set");
     }
     LayerSchema layer;
     layer.layer = from.layer();

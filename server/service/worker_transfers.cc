@@ -15,7 +15,6 @@ absl::Status CheckOpening(const ServiceContext& context, const Request& request)
   if (status.ok()) status = CheckPoolRef(request.pool());
   if (status.ok()) status = CheckEpoch(context, request.pool().epoch());
   if (status.ok()) status = CheckTokenCount(request.token_count(), context.defaults);
-  if (status.ok()) status = CheckPart(request.has_part(), request.part());
   return status;
 }
 
@@ -30,7 +29,14 @@ absl::Status OpenSender(const ServiceContext& context, const Caller& caller, con
   const auto blocks = BlocksFromProto(request.blocks());
   if (!blocks.ok()) return blocks.status();
 
+  const auto part = PartFromProto(request.has_part(), request.part());
+  if (!part.ok()) return part.status();
+  if (part->count > 1 && policy->allow_drop) {
+    return Invalid("INVALID_POLICY", "policy.tiers", "have DROP, and each of several parts would drop other tokens");
+  }
+
   SenderSpec spec;
+  spec.part = *part;
   if (request.policy().importance().has_queries()) {
     auto queries = QueriesFromProto(request.policy().importance().queries());
     if (!queries.ok()) return queries.status();
@@ -46,7 +52,7 @@ absl::Status OpenSender(const ServiceContext& context, const Caller& caller, con
   spec.layerwise = request.layerwise();
   spec.written_event = request.written_event();
   spec.fingerprint = FingerprintOf(request) + (peer.empty() ? "P" : "S");
-  const auto repeat = context.transfers->FindRepeat(caller, spec.transfer_id, Role::kSender, spec.fingerprint);
+  const auto repeat = context.transfers->FindRepeat(caller, spec.transfer_id, Role::kSender, spec.part, spec.fingerprint);
   if (repeat.has_value()) return *repeat;
   auto hold = context.pools->HoldSource(caller, request.pool().pool_id(), request.pool().epoch(), *blocks,
                                         request.token_count());
@@ -73,7 +79,11 @@ absl::Status OpenReceiver(const ServiceContext& context, const Caller& caller, c
   const auto blocks = BlocksFromProto(request.blocks());
   if (!blocks.ok()) return blocks.status();
 
+  const auto part = PartFromProto(request.has_part(), request.part());
+  if (!part.ok()) return part.status();
+
   ReceiverSpec spec;
+  spec.part = *part;
   spec.transfer_id = request.transfer_id();
   spec.transfer_token = request.transfer_token();
   spec.peer = peer;
@@ -83,7 +93,7 @@ absl::Status OpenReceiver(const ServiceContext& context, const Caller& caller, c
   spec.accept_dropped = request.accept_dropped();
   spec.exact_conversion = request.exact_conversion();
   spec.fingerprint = FingerprintOf(request) + (peer.empty() ? "E" : "F");
-  const auto repeat = context.transfers->FindRepeat(caller, spec.transfer_id, Role::kReceiver, spec.fingerprint);
+  const auto repeat = context.transfers->FindRepeat(caller, spec.transfer_id, Role::kReceiver, spec.part, spec.fingerprint);
   if (repeat.has_value()) return *repeat;
   auto hold = context.pools->ReserveTarget(caller, request.pool().pool_id(), request.pool().epoch(), *blocks,
                                         request.token_count());
@@ -145,7 +155,7 @@ UnaryReactor* AdvanceTransfer(const ServiceContext* context, CallContext* call, 
       importance.queries = *std::move(queries);
     }
     status = context->transfers->Advance(CallerOf(*context, *call), request->transfer_id(), request->layers(), request->tokens(),
-                                         importance, request->written_event());
+                                         importance, request->written_event(), request->part_index());
   }
   return AnswerNow(*context, call, status);
 }

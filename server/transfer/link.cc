@@ -40,6 +40,8 @@ void Transfer::Dial() {
   hello.role = role();
   hello.transfer_id = id();
   hello.transfer_token = token();
+  hello.part_index = part().index;
+  hello.part_count = part().count;
   hello.attempt = attempt;
   hello.expected_epoch = peer_epoch_;
   hello.deadline_ms = static_cast<uint64_t>(DeadlineLeftMs());
@@ -123,6 +125,7 @@ void Transfer::AdoptData(uint32_t attempt, std::shared_ptr<DataStream> stream) {
 void Transfer::OpenDataStreams(uint32_t count) {
   DataOpenFrame open;
   open.transfer_id = id();
+  open.part_index = part().index;
   open.attempt = attempt_.load();
   open.session = link_.session_id;
   for (uint32_t i = 0; i < count; ++i) {

@@ -9,6 +9,7 @@
 #include "server/transfer/manager_errors.h"
 #include "server/transfer/receiver.h"
 #include "server/transfer/sender.h"
+#include "server/transfer/shape.h"
 #include "server/transfer/units.h"
 
 namespace spectrumkv {
@@ -38,89 +39,110 @@ TransferSetup TransferManagerImpl::SetupOf(Role role, const Spec& spec) {
   setup.token = spec.transfer_token;
   setup.peer = spec.peer;
   setup.fingerprint = spec.fingerprint;
+  setup.part = spec.part;
   return setup;
 }
 
-absl::Status TransferManagerImpl::CheckNew(const Key& key, const Belongs& belongs) {
+template <typename Spec>
+TransferManagerImpl::NewHalf TransferManagerImpl::HalfOf(const Spec& spec, const PoolSchema& schema) {
+  NewHalf half{spec.owner, spec.pool_id, spec.transfer_token, spec.peer, spec.fingerprint, spec.part, {}};
+  std::vector<LayerPlace> places;
+  for (const PlanLayer& layer : PlanLayersOf(schema, &places)) half.layers.push_back(layer.layer);
+  return half;
+}
+
+absl::Status TransferManagerImpl::CheckNew(const Key& key, const NewHalf& half) {
   if (!IsId(key.second)) {
     return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_TRANSFER_ID",
                      absl::StrCat("transfer_id must be ", IdRule()));
   }
   Forget();
-  if (draining_) {
+  const auto it = entries_.find(key);
+  if (draining_ && (it == entries_.end() || it->second.group == nullptr)) {  // what has begun gets its other parts
     return MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the daemon is draining and takes no new transfers");
   }
-  if (entries_.count(key) > 0) return TransferExists(key.second);
+  if (it != entries_.end()) {
+    if (absl::Status joins = CheckJoins(it->second, key, half); !joins.ok()) return joins;
+  }
   if (active_ >= options_.max_active) {
     return MakeError(absl::StatusCode::kResourceExhausted, "TRANSFERS_FULL",
                      absl::StrCat("already ", active_, " transfers are active, the limit is ", options_.max_active),
                      {{"limit", absl::StrCat(options_.max_active)}}, kTransferRetryMs);
   }
-  return CheckQuotas(belongs);
+  return CheckQuotas(half);
 }
 
 absl::Status TransferManagerImpl::StartSender(SenderSpec spec) {
-  const Belongs belongs{spec.owner, spec.pool_id};
+  const NewHalf half = HalfOf(spec, spec.source->schema());
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (absl::Status ok = CheckNew({Role::kSender, spec.transfer_id}, belongs); !ok.ok()) return ok;
+    if (absl::Status ok = CheckNew({Role::kSender, spec.transfer_id}, half); !ok.ok()) return ok;
   }
   if (absl::Status chosen = ChooseBudgetOf(&spec); !chosen.ok()) return chosen;
   const bool dials = !spec.peer.empty();
   TransferSetup setup = SetupOf(Role::kSender, spec);
   absl::StatusOr<std::shared_ptr<SenderTransfer>> sender = SenderTransfer::Create(std::move(setup), std::move(spec));
   if (!sender.ok()) return sender.status();
-  return Insert(*sender, dials, belongs);
+  return Insert(*sender, dials, half);
 }
 
 absl::Status TransferManagerImpl::StartReceiver(ReceiverSpec spec) {
   const bool dials = !spec.peer.empty();
-  const Belongs belongs{spec.owner, spec.pool_id};
+  const NewHalf half = HalfOf(spec, spec.target->schema());
   TransferSetup setup = SetupOf(Role::kReceiver, spec);
-  return Insert(std::make_shared<ReceiverTransfer>(std::move(setup), std::move(spec)), dials, belongs);
+  return Insert(std::make_shared<ReceiverTransfer>(std::move(setup), std::move(spec)), dials, half);
 }
 
 absl::Status TransferManagerImpl::Insert(const std::shared_ptr<Transfer>& transfer, bool dials,
-                                         const Belongs& belongs) {
+                                         const NewHalf& half) {
   const Key key{transfer->role(), transfer->id()};
+  bool first;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (absl::Status ok = CheckNew(key, belongs); !ok.ok()) return ok;
-    Entry entry;
-    entry.transfer = transfer;
-    entry.token = transfer->token();
-    entry.fingerprint = transfer->fingerprint();
-    entry.owner = belongs.owner;
-    entry.pool_id = belongs.pool_id;
-    entry.dials = dials;
-    entries_.emplace(key, std::move(entry));
+    if (absl::Status ok = CheckNew(key, half); !ok.ok()) return ok;
+    Entry& entry = entries_[key];
+    first = !entry.live();
+    entry.token = half.token;
+    entry.peer = half.peer;
+    entry.owner = half.owner;
+    entry.part_count = half.part.count;
+    entry.dials |= dials;
+    if (half.part.count == 1) {
+      entry.transfer = transfer;
+    } else {
+      if (first) entry.group = NewGroup(key, half.part.count);
+      if (!entry.group->Add(transfer, half.layers)) return PartTooLate(key.second, entry.group->Ending());
+    }
+    entry.fingerprints[half.part.index] = half.fingerprint;
+    if (first) parts_.metrics->AddInflightTransfers(1);
+    if (first && entry.group != nullptr) ++untold_;
     ++active_;
-    ++active_of_owner_[belongs.owner];
-    ++active_of_pool_[belongs.pool_id];
+    ++active_of_owner_[half.owner];
+    ++active_of_pool_[half.pool_id];
     ++untold_;
-    parts_.metrics->AddInflightTransfers(1);
     // First on its strand: whoever finds the entry, a peer's hello above all, comes later.
     Transfer* t = transfer.get();
     transfer->Post([t] { t->Start(); });
   }
-  for (Parking::Parked& parked : parking_.Take(key.first, key.second)) {
-    OnHello(std::move(parked.session), std::move(parked.hello));
-  }
+  // At first also who counts parts otherwise: both are told.
+  Welcome(key, first ? std::nullopt : std::optional<uint32_t>(half.part.index));
   return absl::OkStatus();
 }
 
 absl::Status TransferManagerImpl::Advance(const Caller& caller, const std::string& transfer_id, uint32_t layers, uint32_t tokens,
-                                          const LaterImportance& importance, const std::string& written_event) {
+                                          const LaterImportance& importance, const std::string& written_event,
+                                          uint32_t part_index) {
   std::shared_ptr<Transfer> transfer;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const absl::StatusOr<Key> key = KeyOf(caller, transfer_id, Role::kSender);
     if (!key.ok()) return key.status();
     const Entry& entry = entries_.at(*key);
-    transfer = entry.transfer;
+    if (entry.live() && entry.fingerprints.count(part_index) == 0) return UnknownPart(transfer_id, part_index);
+    transfer = entry.Find(part_index);
     if (transfer == nullptr) {
       return MakeError(absl::StatusCode::kFailedPrecondition, "TRANSFER_TERMINAL",
-                       absl::StrCat("transfer ", transfer_id, " has ended: ", StateName(entry.report.state)));
+                       absl::StrCat("transfer ", transfer_id, " has ended: ", StateName(entry.Now().state)));
     }
   }
   return static_cast<SenderTransfer*>(transfer.get())->Advance(layers, tokens, importance, written_event);
@@ -130,8 +152,7 @@ absl::StatusOr<TransferReport> TransferManagerImpl::Get(const Caller& caller, co
   std::lock_guard<std::mutex> lock(mutex_);
   absl::StatusOr<Key> key = KeyOf(caller, transfer_id, role);
   if (!key.ok()) return key.status();
-  const Entry& entry = entries_.at(*key);
-  return entry.transfer != nullptr ? entry.transfer->Snapshot() : entry.report;
+  return entries_.at(*key).Now();
 }
 
 absl::StatusOr<uint64_t> TransferManagerImpl::Watch(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
@@ -141,6 +162,10 @@ absl::StatusOr<uint64_t> TransferManagerImpl::Watch(const Caller& caller, const 
   if (!key.ok()) return key.status();
   const Entry& entry = entries_.at(*key);
   const uint64_t watch_id = next_watch_++;
+  if (entry.group != nullptr) {
+    entry.group->AddWatcher(watch_id, std::move(watcher));
+    return watch_id;
+  }
   if (entry.transfer == nullptr) {
     const TransferReport report = entry.report;
     lock.unlock();
@@ -158,7 +183,9 @@ absl::StatusOr<uint64_t> TransferManagerImpl::Watch(const Caller& caller, const 
 void TransferManagerImpl::Unwatch(const std::string& transfer_id, Role role, uint64_t watch_id) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto it = entries_.find({role, transfer_id});
-  if (it == entries_.end() || it->second.transfer == nullptr) return;
+  if (it == entries_.end()) return;
+  if (it->second.group != nullptr) return it->second.group->RemoveWatcher(watch_id);
+  if (it->second.transfer == nullptr) return;
   Transfer* t = it->second.transfer.get();
   t->Post([t, watch_id] { t->RemoveWatcher(watch_id); });
 }
@@ -166,6 +193,7 @@ void TransferManagerImpl::Unwatch(const std::string& transfer_id, Role role, uin
 void TransferManagerImpl::Cancel(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
                                  std::function<void(absl::StatusOr<TransferReport>)> done) {
   std::shared_ptr<Transfer> transfer;
+  std::shared_ptr<PartGroup> group;
   absl::StatusOr<TransferReport> answer = UnknownTransfer(transfer_id);
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -174,35 +202,41 @@ void TransferManagerImpl::Cancel(const Caller& caller, const std::string& transf
       answer = key.status();
     } else {
       transfer = entries_.at(*key).transfer;
+      group = entries_.at(*key).group;
       if (transfer == nullptr) answer = entries_.at(*key).report;
     }
   }
+  if (group != nullptr) return group->Cancel(std::move(done));
   if (transfer == nullptr) return done(std::move(answer));
   Transfer* t = transfer.get();
   transfer->Post([t, done = std::move(done)] { t->Cancel(done); });
 }
 
 absl::Status TransferManagerImpl::Release(const Caller& caller, const std::string& transfer_id, std::optional<Role> role) {
-  std::shared_ptr<Transfer> waiting;
+  Entry waiting;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     absl::StatusOr<Key> key = KeyOf(caller, transfer_id, role);
     if (!key.ok()) return key.status();
     const auto it = entries_.find(*key);
-    if (it->second.transfer == nullptr) {
+    if (!it->second.live()) {
       ended_.erase(std::remove(ended_.begin(), ended_.end(), *key), ended_.end());
       entries_.erase(it);
       return absl::OkStatus();
     }
     const bool published = key->first == Role::kSender && !it->second.dials;
-    if (!published || it->second.transfer->Snapshot().state != TransferState::kWaiting) {
+    if (!published || it->second.Now().state != TransferState::kWaiting) {
       return MakeError(absl::StatusCode::kFailedPrecondition, "TRANSFER_ACTIVE",
                        absl::StrCat("transfer ", transfer_id, " is running: cancel it, or wait for its end"));
     }
-    waiting = it->second.transfer;
+    waiting = it->second;
   }
-  Transfer* t = waiting.get();
-  waiting->Post([t] { t->Cancel([](absl::StatusOr<TransferReport>) {}); });
+  const auto heard = [](const absl::StatusOr<TransferReport>&) {};
+  if (waiting.group != nullptr) {
+    waiting.group->Cancel(heard);
+  } else {
+    waiting.transfer->Post([t = waiting.transfer.get(), heard] { t->Cancel(heard); });
+  }
   return absl::OkStatus();
 }
 
@@ -229,7 +263,7 @@ std::vector<TransferReport> TransferManagerImpl::List(uint32_t limit, bool activ
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<TransferReport> reports;
   for (const auto& [key, entry] : entries_) {
-    if (entry.transfer != nullptr && reports.size() < limit) reports.push_back(entry.transfer->Snapshot());
+    if (entry.live() && reports.size() < limit) reports.push_back(entry.Now());
   }
   std::sort(reports.begin(), reports.end(),
             [](const TransferReport& a, const TransferReport& b) { return a.duration_seconds < b.duration_seconds; });
@@ -266,6 +300,8 @@ void TransferManagerImpl::Shutdown() {
     draining_ = true;
     for (auto& [key, entry] : entries_) {
       if (entry.transfer != nullptr) running.push_back(entry.transfer);
+      if (entry.group == nullptr) continue;
+      for (auto& part : entry.group->Live()) running.push_back(std::move(part));
     }
   }
   const absl::Status why = MakeError(absl::StatusCode::kUnavailable, "SHUTTING_DOWN", "the daemon is shutting down");
@@ -296,15 +332,15 @@ void TransferManagerImpl::OnHello(std::shared_ptr<ControlSession> session, Hello
   const Role ours = hello.role == Role::kSender ? Role::kReceiver : Role::kSender;
   absl::Status refusal;
   std::shared_ptr<Transfer> transfer;
-  std::optional<Entry> late;
+  std::optional<TransferReport> late;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto it = entries_.find({ours, hello.transfer_id});
     if (hello.format_version != 1) {
       refusal = MakeError(absl::StatusCode::kUnimplemented, "UNSUPPORTED_VERSION",
                           absl::StrCat("chunk format version ", hello.format_version, ", this daemon speaks 1"));
-    } else if (hello.part_index != 0 || hello.part_count != 1) {
-      refusal = MakeError(absl::StatusCode::kUnimplemented, "PARTS_UNSUPPORTED", "this version moves one part");
+    } else if (absl::Status part = CheckPartOf(hello); !part.ok()) {
+      refusal = std::move(part);
     } else if (hello.expected_epoch != 0 && hello.expected_epoch != options_.epoch) {  // nobody brings our half again
       refusal = MakeError(absl::StatusCode::kFailedPrecondition, "PEER_RESTARTED",
                           "the peer daemon has restarted since the transfer began");
@@ -312,8 +348,9 @@ void TransferManagerImpl::OnHello(std::shared_ptr<ControlSession> session, Hello
       refusal = MakeError(absl::StatusCode::kPermissionDenied, "TOKEN_MISMATCH",
                           "transfer_token is not that of the other half");
     } else if (it != entries_.end()) {
-      transfer = it->second.transfer;
-      if (transfer == nullptr) late = it->second;
+      refusal = CheckPartCount(it->second, ours, hello);
+      if (refusal.ok()) transfer = it->second.Find(hello.part_index);
+      late = LateAnswer(it->second, hello.part_index);
     } else if (draining_) {
       refusal = MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the daemon is draining");
     }
@@ -322,19 +359,16 @@ void TransferManagerImpl::OnHello(std::shared_ptr<ControlSession> session, Hello
     Transfer* t = transfer.get();
     return transfer->Post([t, session, hello = std::move(hello)] { t->Adopt(session, hello); });
   }
-  if (late.has_value()) return AnswerLate(*late, ours, session.get());
+  if (refusal.ok() && late.has_value()) return AnswerLate(*late, ours, session.get());
   if (refusal.ok()) {
     refusal = parking_.Park(ours, session, hello, stream != nullptr ? stream->peer() : "");
     if (refusal.ok()) {
       // The half may have come between the look-up and the parking.
       std::unique_lock<std::mutex> lock(mutex_);
-      const bool here = entries_.count({ours, hello.transfer_id}) > 0;
+      const auto it = entries_.find({ours, hello.transfer_id});
+      const bool here = it != entries_.end() && (!it->second.live() || it->second.Find(hello.part_index) != nullptr);
       lock.unlock();
-      if (here) {
-        for (Parking::Parked& parked : parking_.Take(ours, hello.transfer_id)) {
-          OnHello(std::move(parked.session), std::move(parked.hello));
-        }
-      }
+      if (here) Welcome({ours, hello.transfer_id}, hello.part_index);
       return;
     }
   }
@@ -342,11 +376,10 @@ void TransferManagerImpl::OnHello(std::shared_ptr<ControlSession> session, Hello
 }
 
 // Late callers get the outcome.
-void TransferManagerImpl::AnswerLate(const Entry& entry, Role role, ControlSession* session) const {
+void TransferManagerImpl::AnswerLate(const TransferReport& report, Role role, ControlSession* session) const {
   const std::shared_ptr<ControlStream> stream = session->stream();
   if (stream == nullptr) return;
   stream->Send(HelloReplyFrame{options_.epoch, 0, {}});
-  const TransferReport& report = entry.report;
   const int32_t code = static_cast<int32_t>(report.error.code());
   const std::string message(report.error.message());
   if (role == Role::kReceiver) {
@@ -375,7 +408,7 @@ std::shared_ptr<DataListener> TransferManagerImpl::OnData(std::shared_ptr<DataSt
     }
   }
   if (transfer == nullptr || transfer->id() != open.transfer_id || attempt != open.attempt) return nullptr;
-  if (open.part_index != 0) return nullptr;  // a transfer has one part
+  if (open.part_index != transfer->part().index) return nullptr;
   parts_.metrics->AddOverheadBytes(MessageBytes(open));
   Transfer* t = transfer.get();
   transfer->Post([t, attempt, stream] { t->AdoptData(attempt, stream); });
@@ -406,19 +439,21 @@ void TransferManagerImpl::OnSettled(const std::shared_ptr<Transfer>& transfer) {
   std::shared_ptr<Transfer> last;  // let go outside the lock
   std::lock_guard<std::mutex> lock(mutex_);
   const Key key{transfer->role(), transfer->id()};
-  Entry& entry = entries_.at(key);
-  entry.report = transfer->Snapshot();
-  entry.ended_ns = parts_.clock->NowNs();
-  last = std::move(entry.transfer);
-  entry.transfer = nullptr;
-  ended_.push_back(key);
+  const TransferReport report = transfer->Snapshot();
+  const Entry& entry = entries_.at(key);
+  last = entry.transfer;
   --active_;
   if (--active_of_owner_[entry.owner] == 0) active_of_owner_.erase(entry.owner);
-  if (--active_of_pool_[entry.pool_id] == 0) active_of_pool_.erase(entry.pool_id);
+  if (--active_of_pool_[report.pool_id] == 0) active_of_pool_.erase(report.pool_id);
+  if (!transfer->is_part()) Remember(key, report);
 }
 
-void TransferManagerImpl::OnDone() {
-  parts_.metrics->AddInflightTransfers(-1);
+void TransferManagerImpl::OnDone(const Transfer& transfer) {
+  if (!transfer.is_part()) parts_.metrics->AddInflightTransfers(-1);
+  Told();
+}
+
+void TransferManagerImpl::Told() {
   std::vector<std::function<void()>> drained;
   {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "server/transfer/parking.h"
+#include "server/transfer/part_group.h"
 #include "server/transfer/transfer.h"
 #include "server/transfer/transfer_manager.h"
 
@@ -24,9 +25,10 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   absl::Status StartSender(SenderSpec spec) override;
   absl::Status StartReceiver(ReceiverSpec spec) override;
   std::optional<absl::Status> FindRepeat(const Caller& caller, const std::string& transfer_id, Role role,
-                                         const std::string& fingerprint) override;
+                                         PartId part, const std::string& fingerprint) override;
   absl::Status Advance(const Caller& caller, const std::string& transfer_id, uint32_t layers, uint32_t tokens,
-                       const LaterImportance& importance, const std::string& written_event) override;
+                       const LaterImportance& importance, const std::string& written_event,
+                       uint32_t part_index) override;
   absl::StatusOr<TransferReport> Get(const Caller& caller, const std::string& transfer_id, std::optional<Role> role) override;
   absl::StatusOr<uint64_t> Watch(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
                                  std::shared_ptr<TransferWatcher> watcher) override;
@@ -48,7 +50,7 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   void OnDataRefused(const absl::Status& status) override;
 
   void OnSettled(const std::shared_ptr<Transfer>& transfer) override;
-  void OnDone() override;
+  void OnDone(const Transfer& transfer) override;
   uint64_t NewSession(const std::shared_ptr<Transfer>& transfer, uint32_t attempt) override;
   void DropSession(uint64_t session) override;
   void CountPeer(const std::string& address, const char* direction, const TransferReport* ended) override;
@@ -56,36 +58,61 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
 
  private:
   using Key = std::pair<Role, std::string>;
-  // A transfer of this daemon: running (transfer set), or remembered for late callers.
+  // A transfer of this daemon: running (one of the first two set), or remembered for late callers.
   struct Entry {
-    std::shared_ptr<Transfer> transfer;
-    std::string token, fingerprint, pool_id;
+    std::shared_ptr<Transfer> transfer;  // the only part
+    std::shared_ptr<PartGroup> group;    // several
+    uint32_t part_count = 1;
+    std::map<uint32_t, std::string> fingerprints;  // of the requests, by part
+    std::string token, peer;
     Caller owner;
     bool dials = false;
     TransferReport report;
     int64_t ended_ns = 0;
     bool first_token_reported = false;
+
+    bool live() const { return transfer != nullptr || group != nullptr; }
+    TransferReport Now() const;
+    std::shared_ptr<Transfer> Find(uint32_t part_index) const;  // null: not here, or settled
   };
   struct Session {
     std::weak_ptr<Transfer> transfer;
     uint32_t attempt = 0;
   };
 
-  // Whose a new transfer is.
-  struct Belongs {
+  // What a worker's call says of the transfer, or part, that it begins.
+  struct NewHalf {
     Caller owner;
-    std::string pool_id;
+    std::string pool_id, token, peer, fingerprint;
+    PartId part;
+    std::vector<uint32_t> layers;  // of its pool, ascending
   };
-  absl::Status CheckNew(const Key& key, const Belongs& belongs);  // REQUIRES mutex_
-  absl::Status CheckQuotas(const Belongs& belongs) const;          // REQUIRES mutex_
+  template <typename Spec>
+  static NewHalf HalfOf(const Spec& spec, const PoolSchema& schema);
+  absl::Status CheckNew(const Key& key, const NewHalf& half);  // REQUIRES mutex_
+  absl::Status CheckQuotas(const NewHalf& half) const;          // REQUIRES mutex_
+  // manager_parts.cc. REQUIRE mutex_, all but OnPartsOver, Welcome and CheckPartOf.
+  std::optional<absl::Status> FindPart(const Entry& entry, const Key& key, PartId part,
+                                       const std::string& fingerprint) const;
+  absl::Status CheckJoins(const Entry& entry, const Key& key, const NewHalf& half) const;
+  std::shared_ptr<PartGroup> NewGroup(const Key& key, uint32_t count);
+  void OnPartsOver(const std::shared_ptr<PartGroup>& group, const TransferReport& whole);
+  void Remember(const Key& key, const TransferReport& report);
+  static std::optional<TransferReport> LateAnswer(const Entry& entry, uint32_t part_index);
+  // Hears those who came before, of one part or of any.
+  void Welcome(const Key& key, std::optional<uint32_t> part_index = std::nullopt);
+  static absl::Status CheckPartOf(const HelloFrame& hello);
+  absl::Status CheckPartCount(const Entry& entry, Role ours, const HelloFrame& hello) const;
+  // One of untold_ has been told.
+  void Told();
   // manager_peers.cc.
   void LearnSpeeds();
   absl::Status ChooseBudgetOf(SenderSpec* spec);
-  absl::Status Insert(const std::shared_ptr<Transfer>& transfer, bool dials, const Belongs& belongs);
+  absl::Status Insert(const std::shared_ptr<Transfer>& transfer, bool dials, const NewHalf& half);
   absl::StatusOr<Key> KeyOf(const Caller& caller, const std::string& transfer_id,
                             std::optional<Role> role) const;  // REQUIRES mutex_
   void OnHello(std::shared_ptr<ControlSession> session, HelloFrame hello);
-  void AnswerLate(const Entry& entry, Role role, ControlSession* session) const;
+  void AnswerLate(const TransferReport& report, Role role, ControlSession* session) const;
   void Forget();  // REQUIRES mutex_
   template <typename Spec>  // SenderSpec or ReceiverSpec
   TransferSetup SetupOf(Role role, const Spec& spec);

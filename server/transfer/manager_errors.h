@@ -22,4 +22,17 @@ inline absl::Status TransferExists(const std::string& transfer_id) {
                    {{"transfer_id", transfer_id}});
 }
 
+inline absl::Status UnknownPart(const std::string& transfer_id, uint32_t part_index) {
+  return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_PART",
+                   absl::StrCat("transfer ", transfer_id, " has no part ", part_index, " in this daemon"),
+                   {{"part", absl::StrCat(part_index)}});
+}
+
+// `why`: how the transfer ended, or is about to.
+inline absl::Status PartTooLate(const std::string& transfer_id, const absl::Status& why) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "TRANSFER_TERMINAL",
+                   absl::StrCat("transfer ", transfer_id, " has ended, no part can join it: ", ReasonOf(why), " ",
+                                std::string(why.message())));
+}
+
 }  // namespace spectrumkv

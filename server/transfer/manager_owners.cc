@@ -6,7 +6,7 @@
 
 namespace spectrumkv {
 
-absl::Status TransferManagerImpl::CheckQuotas(const Belongs& belongs) const {
+absl::Status TransferManagerImpl::CheckQuotas(const NewHalf& half) const {
   const auto refuse = [this](MetricQuota quota, const char* reason, const char* key, uint32_t limit) {
     parts_.metrics->CountQuotaRefused(quota);
     return MakeError(absl::StatusCode::kResourceExhausted, reason,
@@ -14,11 +14,11 @@ absl::Status TransferManagerImpl::CheckQuotas(const Belongs& belongs) const {
                      {{"field", key}, {"value", absl::StrCat(uint64_t{limit} + 1)}, {"limit", absl::StrCat(limit)}},
                      kTransferRetryMs);
   };
-  const auto owner = active_of_owner_.find(belongs.owner);
+  const auto owner = active_of_owner_.find(half.owner);
   if (owner != active_of_owner_.end() && owner->second >= options_.max_active_per_user) {
     return refuse(MetricQuota::kTransfers, "TRANSFERS_QUOTA", "quota.transfers_per_user", options_.max_active_per_user);
   }
-  const auto pool = active_of_pool_.find(belongs.pool_id);
+  const auto pool = active_of_pool_.find(half.pool_id);
   if (pool != active_of_pool_.end() && pool->second >= options_.max_active_per_pool) {
     return refuse(MetricQuota::kPoolTransfers, "POOL_TRANSFERS_QUOTA", "quota.transfers_per_pool",
                   options_.max_active_per_pool);
@@ -27,15 +27,13 @@ absl::Status TransferManagerImpl::CheckQuotas(const Belongs& belongs) const {
 }
 
 std::optional<absl::Status> TransferManagerImpl::FindRepeat(const Caller& caller, const std::string& transfer_id, Role role,
-                                                            const std::string& fingerprint) {
+                                                            PartId part, const std::string& fingerprint) {
   std::lock_guard<std::mutex> lock(mutex_);
   Forget();
   const auto it = entries_.find({role, transfer_id});
   if (it == entries_.end()) return std::nullopt;
-  // Ended: a repeat would promise a transfer that will not come.
-  const bool own = CheckOwner(it->second.owner, caller, "transfer_id").ok();
-  if (!own || it->second.fingerprint != fingerprint || it->second.transfer == nullptr) return TransferExists(transfer_id);
-  return absl::OkStatus();
+  if (!CheckOwner(it->second.owner, caller, "transfer_id").ok()) return TransferExists(transfer_id);
+  return FindPart(it->second, it->first, part, fingerprint);
 }
 
 absl::StatusOr<TransferManagerImpl::Key> TransferManagerImpl::KeyOf(const Caller& caller, const std::string& transfer_id,

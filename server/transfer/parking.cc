@@ -38,7 +38,7 @@ absl::Status Parking::Park(Role role, std::shared_ptr<ControlSession> session, H
   std::vector<std::shared_ptr<ControlSession>> superseded;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto key = std::make_pair(role, hello.transfer_id);
+    const auto key = std::make_tuple(role, hello.transfer_id, hello.part_index);
     for (auto it = parked_.lower_bound(key); it != parked_.end() && it->first == key;) {
       const bool same_dialler = it->second.hello.epoch == hello.epoch && it->second.hello.attempt <= hello.attempt;
       const bool stale = same_dialler || it->second.session->LastWords().has_value();
@@ -65,11 +65,12 @@ absl::Status Parking::Park(Role role, std::shared_ptr<ControlSession> session, H
   return absl::OkStatus();
 }
 
-std::vector<Parking::Parked> Parking::Take(Role role, const std::string& transfer_id) {
+std::vector<Parking::Parked> Parking::Take(Role role, const std::string& transfer_id,
+                                           std::optional<uint32_t> part_index) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<Parked> taken;
-  const auto range = parked_.equal_range({role, transfer_id});
-  for (auto it = range.first; it != range.second; it = EraseLocked(it)) {
+  const auto end = parked_.upper_bound({role, transfer_id, part_index.value_or(UINT32_MAX)});
+  for (auto it = parked_.lower_bound({role, transfer_id, part_index.value_or(0)}); it != end; it = EraseLocked(it)) {
     taken.push_back(Parked{it->second.session, it->second.hello, it->second.deadline_ns, it->second.host});
   }
   return taken;

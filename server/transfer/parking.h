@@ -7,7 +7,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -33,15 +35,15 @@ class Parking {
   // WAITING_FULL with a retry delay when there is no room, or none for this host. An older attempt of the same dialler is
   // closed, and one that has ended is forgotten.
   absl::Status Park(Role role, std::shared_ptr<ControlSession> session, HelloFrame hello, const std::string& peer);
-  // Takes out all that wait for this half.
-  std::vector<Parked> Take(Role role, const std::string& transfer_id);
+  // Takes out all that wait for this half, of one part or of any.
+  std::vector<Parked> Take(Role role, const std::string& transfer_id, std::optional<uint32_t> part_index = std::nullopt);
   // The stream has ended. What its dialler said of the end of its half is kept for a minute, so that ours learns it.
   void Forget(const ControlSession* session);
   void CloseAll(const absl::Status& why);
   size_t size() const;
 
  private:
-  using Map = std::multimap<std::pair<Role, std::string>, Parked>;
+  using Map = std::multimap<std::tuple<Role, std::string, uint32_t>, Parked>;
   void Tick();
   Map::iterator EraseLocked(Map::iterator at);
   bool HasRoomLocked(const std::string& host) const;

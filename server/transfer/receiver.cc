@@ -9,6 +9,7 @@
 #include "server/base/ids.h"
 #include "server/base/status.h"
 #include "server/decode/device_decode.h"
+#include "server/transfer/part_group.h"
 
 namespace spectrumkv {
 namespace {
@@ -64,7 +65,7 @@ ReceiverTransfer::ReceiverTransfer(TransferSetup setup, ReceiverSpec spec)
     : Transfer(std::move(setup)),
       target_(std::move(spec.target)),
       deadline_ms_(spec.deadline_ms),
-      accept_dropped_(spec.accept_dropped),
+      accept_dropped_(spec.accept_dropped && spec.part.count == 1),  // parts would drop different tokens
       exact_conversion_(spec.exact_conversion),
       fence_(RandomU64()),
       on_device_(target_->device() != nullptr) {
@@ -191,7 +192,7 @@ void ReceiverTransfer::AdmitWhenThereIsRoom() {
   bool owns_slots;
   {
     std::lock_guard<std::mutex> lock(slots_mutex_);
-    owns_slots = slots_owned_ > 0;
+    owns_slots = slots_owned_ > 0 || coverage_->full();
   }
   if (owns_slots) return Accept();  // a later attempt keeps the slots of the first
   if (waits_for_slot_) return;      // asked for by an earlier attempt
@@ -379,7 +380,7 @@ void ReceiverTransfer::ReturnSlot(std::shared_ptr<Slot> slot) {
     last_return_ns_ = NowNs();
     if (--chunks_held_ == 0) busy_ns_ += last_return_ns_ - held_since_ns_;
     // Room that others wait for goes to them, down to the one slot that keeps this transfer moving.
-    if (owned > 1 && parts().receive_slots->waiting() > 0) {
+    if ((is_part() && coverage_->full()) || (owned > 1 && parts().receive_slots->waiting() > 0)) {
       --slots_owned_;
     } else {
       free_slots_.push_back(std::move(*slot));
@@ -439,11 +440,30 @@ void ReceiverTransfer::OnDecoded(const Decoded& decoded) {
     GiveCredits();
   }
   NotifyLayers(layers);
-  if (coverage_->full()) Apply(Event::kDataComplete);
+  if (!coverage_->full()) return;
+  if (is_part()) LetGoOfSlots();
+  Apply(Event::kDataComplete);
+}
+
+// A part that has everything waits for the others, which need the room.
+void ReceiverTransfer::LetGoOfSlots() {
+  std::lock_guard<std::mutex> lock(slots_mutex_);
+  slots_owned_ -= static_cast<uint32_t>(free_slots_.size());
+  free_slots_.clear();
+  credits_owed_ = credits_kept_ = 0;
 }
 
 void ReceiverTransfer::OnAction(Action action) {
-  if (action == Action::kStartCommit) Commit();
+  if (action != Action::kStartCommit) return;
+  if (is_part()) {
+    group_->OnComplete(part().index);
+  } else {
+    Commit();
+  }
+}
+
+void ReceiverTransfer::BeginCommit() {
+  if (!terminal()) Commit();
 }
 
 void ReceiverTransfer::Commit() {
@@ -460,6 +480,7 @@ void ReceiverTransfer::Commit() {
       if (terminal()) return;
       AddStage(Stage::kCommit, seconds);
       if (!health.ok()) return Fail(health);
+      if (is_part()) return group_->OnVerified(part().index);
       Apply(Event::kCommit);
     });
   });
@@ -467,6 +488,7 @@ void ReceiverTransfer::Commit() {
 
 const char* ReceiverTransfer::HeartbeatReason() const {
   if (waits_for_slot_) return "waiting_credit";
+  if (is_part() && state() == TransferState::kVerifying) return "waiting_parts";
   return link_.joined ? "decoding" : "waiting_peer";
 }
 

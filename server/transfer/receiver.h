@@ -27,6 +27,7 @@ class ReceiverTransfer final : public Transfer {
   void OnGreeted() override {}
   absl::Status CheckHello(const HelloFrame& hello) override;
   void OnAction(Action action) override;
+  void BeginCommit() override;
   const char* HeartbeatReason() const override;
   void StopWork() override;
   void SayGoodbye() override;
@@ -67,6 +68,7 @@ class ReceiverTransfer final : public Transfer {
   void ReturnSlot(std::shared_ptr<Slot> slot);
   ReceiverTimes Times();
   void Commit();
+  void LetGoOfSlots();
 
   std::unique_ptr<BlockHold> target_;
   const int64_t deadline_ms_;

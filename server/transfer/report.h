@@ -18,10 +18,18 @@ enum class Stage : uint8_t { kQueue, kScan, kPlan, kEncode, kSend, kReceive, kDe
 constexpr size_t kStageCount = 8;
 const char* StageName(Stage stage);
 
+// Which part of a transfer, as in policy.proto.
+struct PartId {
+  uint32_t index = 0, count = 1;
+};
+constexpr uint32_t kMaxParts = 64;
+
 struct TransferReport {
   std::string transfer_id;
   std::string pool_id;  // of the blocks here
   Role role = Role::kSender;
+  PartId part;
+  std::vector<TransferReport> parts;  // of a whole transfer of several: its parts that are here, ascending
   TransferState state = TransferState::kWaiting;
   absl::Status error;  // not OK for FAILED, CANCELLED, EXPIRED
   uint32_t tokens = 0, kept_tokens = 0;

@@ -17,6 +17,7 @@ int32_t KindNumber(GroupKind kind) {
     case GroupKind::kAttention: return 1;
     case GroupKind::kMla: return 2;
     case GroupKind::kSlidingWindow: return 3;
+    case GroupKind::kOpaqueState: return 4;
   }
   return 0;
 }
@@ -82,7 +83,7 @@ std::vector<PlanLayer> PlanLayersOf(const PoolSchema& schema, std::vector<LayerP
       layer.head_dim = group.head_dim;
       layer.dtype = group.dtype;
       layer.has_v = group.layers[slot].v.has_value();
-      layer.raw_only = group.kind == GroupKind::kMla;
+      layer.raw_only = !HasKv(group.kind);
       if (group.kind == GroupKind::kSlidingWindow) layer.window_tokens = group.sliding_window_tokens;
       entries.push_back({layer, {g, slot}});
     }
@@ -122,7 +123,8 @@ absl::Status CompareShapes(const PoolShapeFrame& source, const PoolShapeFrame& t
       if (field.a != field.b) return Differs(at + field.name, absl::StrCat(field.a), absl::StrCat(field.b));
     }
     if (a.layers != b.layers) return Differs(at + "layers", LayersText(a.layers), LayersText(b.layers));
-    if (exact_conversion && !ConvertsExactly(a.data_type, b.data_type)) {
+    const bool opaque = a.kind == KindNumber(GroupKind::kOpaqueState) && a.data_type != b.data_type;
+    if (opaque || (exact_conversion && !ConvertsExactly(a.data_type, b.data_type))) {
       return Differs(at + "data_type", DTypeName(static_cast<DType>(a.data_type)),
                      DTypeName(static_cast<DType>(b.data_type)));
     }

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/log.h"
 #include "server/base/status.h"
+#include "server/transfer/part_group.h"
 #include "server/transfer/units.h"
 
 namespace spectrumkv {
@@ -22,6 +23,7 @@ TransferReport FirstReport(const TransferSetup& setup) {
   TransferReport report;
   report.transfer_id = setup.id;
   report.role = setup.role;
+  report.part = setup.part;
   report.backend = setup.parts->backend->name();
   return report;
 }
@@ -86,12 +88,19 @@ void Transfer::Apply(Event event, absl::Status why) {
     parts().metrics->CountError(ErrorStage(), absl::StatusCode::kInternal);
     return Apply(Event::kFail, MakeError(absl::StatusCode::kInternal, "IMPOSSIBLE_EVENT", EventName(event)));
   }
-  const MetricStage stage = ErrorStage();
-  state_ = transition.next;
   if (transition.action == Action::kOutcomeUnknown) {
     why = MakeError(absl::StatusCode::kUnknown, "OUTCOME_UNKNOWN",
                     absl::StrCat("all was sent but the receiver's receipt did not arrive: ", std::string(why.message())));
   }
+  if (group_ != nullptr && IsTerminal(transition.next)) {
+    switch (group_->OnEnding(part().index, transition.next, why, transition.action == Action::kOutcomeUnknown)) {
+      case PartGroup::Ruling::kEnds: break;
+      case PartGroup::Ruling::kWillCommit: return;
+      case PartGroup::Ruling::kHasCommitted: return Apply(Event::kCommit);
+    }
+  }
+  const MetricStage stage = ErrorStage();
+  state_ = transition.next;
   if (terminal()) {
     error_ = state_ == TransferState::kCommitted ? absl::OkStatus() : why;
     if (!error_.ok()) parts().metrics->CountError(stage, error_.code());
@@ -101,6 +110,15 @@ void Transfer::Apply(Event event, absl::Status why) {
   if (transition.action == Action::kTerminate || transition.action == Action::kOutcomeUnknown) return Terminate();
   OnAction(transition.action);
   NotifyProgress();
+}
+
+// A sender in VERIFYING need not ask: its receiver commits all parts or none.
+void Transfer::EndWithPart(TransferState state, const absl::Status& why, bool known) {
+  if (!known) return Fail(why);
+  Apply(state == TransferState::kCancelled ? Event::kPeerCancelled
+        : state == TransferState::kExpired ? Event::kPeerExpired
+                                           : Event::kPeerFailed,
+        why);
 }
 
 void Transfer::Terminate() {
@@ -138,7 +156,7 @@ void Transfer::Settle() {
   watchers_.clear();
   for (auto& done : cancel_waiters_) done(report);
   cancel_waiters_.clear();
-  setup_.host->OnDone();
+  setup_.host->OnDone(*this);
 }
 
 void Transfer::AddStage(Stage stage, double seconds) {
@@ -183,7 +201,7 @@ void Transfer::CountOutcome(const TransferReport& report) {
   Metrics& metrics = *parts().metrics;
   const MetricRole who = metric_role();
   const auto outcome = static_cast<MetricOutcome>(static_cast<int>(state_) - static_cast<int>(TransferState::kCommitted));
-  metrics.CountTransfer(who, outcome, report.duration_seconds, report.wire_bytes);
+  if (!is_part()) metrics.CountTransfer(who, outcome, report.duration_seconds, report.wire_bytes);  // else PartGroup
   if (state_ == TransferState::kCommitted) {
     metrics.AddSavedBytes(who, report.kv_bytes, report.wire_bytes);
     metrics.CountLimit(who, static_cast<MetricLimit>(report.limited_by));

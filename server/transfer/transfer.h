@@ -22,13 +22,16 @@
 
 namespace spectrumkv {
 
+class PartGroup;
+class Transfer;
+
 // What transfers ask of their manager. Thread-safe.
 class TransferHost {
  public:
   virtual ~TransferHost() = default;
   // The transfer has ended and holds nothing any more; then, when everybody has been told, OnDone.
   virtual void OnSettled(const std::shared_ptr<Transfer>& transfer) = 0;
-  virtual void OnDone() = 0;
+  virtual void OnDone(const Transfer& transfer) = 0;
   // A number that names one attempt of this transfer on Data streams, until DropSession.
   virtual uint64_t NewSession(const std::shared_ptr<Transfer>& transfer, uint32_t attempt) = 0;
   virtual void DropSession(uint64_t session) = 0;
@@ -42,6 +45,7 @@ struct TransferSetup {
   TransferHost* host = nullptr;
   Role role = Role::kSender;
   std::string id, token, peer, fingerprint;
+  PartId part;
 };
 
 // A peer's last words as a status; codes and reasons that make no sense are replaced.
@@ -56,6 +60,10 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   const std::string& token() const { return setup_.token; }
   const std::string& fingerprint() const { return setup_.fingerprint; }
   Role role() const { return setup_.role; }
+  const PartId& part() const { return setup_.part; }
+  // Before the first task: this is one of several parts, which end together.
+  void JoinParts(std::shared_ptr<PartGroup> group) { group_ = std::move(group); }
+  bool is_part() const { return group_ != nullptr; }
 
   // Any thread. The transfer lives until the task has run. Templates, so that a task is one allocation and not two.
   template <typename Task>
@@ -84,6 +92,11 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   void RemoveWatcher(uint64_t id) { watchers_.erase(id); }
   void Cancel(std::function<void(absl::StatusOr<TransferReport>)> done);
   void Fail(absl::Status why) { Apply(Event::kFail, std::move(why)); }
+  // From PartGroup. Of a receiver: all parts are complete, now look at this one's memory; all are good, commit. Another
+  // part has ended the transfer; `known`: it cannot have committed at the receiver.
+  virtual void BeginCommit() {}
+  void CommitDecided() { Apply(Event::kCommit); }
+  void EndWithPart(TransferState state, const absl::Status& why, bool known);
 
  protected:
   // The way to the peer of one attempt.
@@ -157,6 +170,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   MetricStage ErrorStage() const;
   MetricRole metric_role() const { return role() == Role::kSender ? MetricRole::kSender : MetricRole::kReceiver; }
 
+  std::shared_ptr<PartGroup> group_;  // null: the transfer has one part
   Link link_;
   std::atomic<uint32_t> attempt_{0};
   Gate gate_;

@@ -30,6 +30,7 @@ namespace spectrumkv {
 // Expect; the side that waits).
 struct SenderSpec {
   std::string transfer_id, transfer_token, peer;
+  PartId part;          // one call for each part; `peer`, where set, the same in all
   Caller owner;         // whose transfer it will be
   std::string pool_id;  // of the blocks, for its quota
   std::unique_ptr<BlockHold> source;
@@ -45,6 +46,7 @@ struct SenderSpec {
 };
 struct ReceiverSpec {
   std::string transfer_id, transfer_token, peer;
+  PartId part;  // each may come from another peer
   Caller owner;
   std::string pool_id;
   std::unique_ptr<BlockHold> target;
@@ -120,8 +122,9 @@ class TransferManager : public PeerAcceptor {
   // REQUIRES: the transport delivers nothing any more. Fails what is left.
   ~TransferManager() override = default;
 
-  // Errors: INVALID_ARGUMENT INVALID_TRANSFER_ID, and those of Planner::Create; ALREADY_EXISTS TRANSFER_EXISTS (same id,
-  // other request, also a remembered one); RESOURCE_EXHAUSTED TRANSFERS_FULL, TRANSFERS_QUOTA, POOL_TRANSFERS_QUOTA + retry delay;
+  // One part, or the whole of a transfer that has one. Errors: INVALID_ARGUMENT INVALID_TRANSFER_ID, INVALID_PART (it does
+  // not fit the parts that are here), and those of Planner::Create; ALREADY_EXISTS TRANSFER_EXISTS (same id,
+  // other request, also a remembered one); FAILED_PRECONDITION TRANSFER_TERMINAL (other parts have ended it); RESOURCE_EXHAUSTED TRANSFERS_FULL, TRANSFERS_QUOTA, POOL_TRANSFERS_QUOTA + retry delay;
   // UNAVAILABLE DRAINING.
   virtual absl::Status StartSender(SenderSpec spec) = 0;
   virtual absl::Status StartReceiver(ReceiverSpec spec) = 0;
@@ -129,16 +132,17 @@ class TransferManager : public PeerAcceptor {
   // ALREADY_EXISTS TRANSFER_EXISTS, also where it is another caller's. Nothing: the id is free. Ask before taking a BlockHold, whose blocks the known
   // transfer may have.
   virtual std::optional<absl::Status> FindRepeat(const Caller& caller, const std::string& transfer_id, Role role,
-                                                 const std::string& fingerprint) = 0;
+                                                 PartId part, const std::string& fingerprint) = 0;
 
   // This one and those below: PERMISSION_DENIED NOT_OWNER where the transfer is another caller's.
   // NOT_FOUND UNKNOWN_TRANSFER; INVALID_ARGUMENT NOT_LAYERWISE, OUT_OF_RANGE, INVALID_SCORES, INVALID_QUERIES;
   // FAILED_PRECONDITION TRANSFER_TERMINAL. `written_event` as in SenderSpec, with the errors of DeviceEvents::Add;
-  // INVALID_ARGUMENT NOT_ON_DEVICE.
+  // INVALID_ARGUMENT NOT_ON_DEVICE; NOT_FOUND UNKNOWN_PART.
   virtual absl::Status Advance(const Caller& caller, const std::string& transfer_id, uint32_t layers, uint32_t tokens,
-                               const LaterImportance& importance, const std::string& written_event = {}) = 0;
+                               const LaterImportance& importance, const std::string& written_event = {},
+                               uint32_t part_index = 0) = 0;
 
-  // role empty: the only one of that id; INVALID_ARGUMENT AMBIGUOUS_ROLE where both are here and the caller's. NOT_FOUND
+  // Of several parts: what they have come to together. role empty: the only one of that id; INVALID_ARGUMENT AMBIGUOUS_ROLE where both are here and the caller's. NOT_FOUND
   // UNKNOWN_TRANSFER. The same for the calls below.
   virtual absl::StatusOr<TransferReport> Get(const Caller& caller, const std::string& transfer_id, std::optional<Role> role) = 0;
   // Layers ready so far are told at once; a terminal transfer gives its terminal event at once. The watcher is kept until

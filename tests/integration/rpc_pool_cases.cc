@@ -32,8 +32,8 @@ TEST_F(RpcCases, RegisterPool) {
                  "UNSUPPORTED_DTYPE");
   request.mutable_schema()->mutable_groups(0)->set_data_type(v1::DATA_TYPE_FLOAT16);
   request.mutable_schema()->mutable_groups(0)->set_kind(v1::GROUP_KIND_OPAQUE_STATE);
-  EXPECT_REFUSED(prefill_worker().RegisterPool(Context().get(), request, &response), UNIMPLEMENTED,
-                 "UNSUPPORTED_GROUP");
+  EXPECT_REFUSED(prefill_worker().RegisterPool(Context().get(), request, &response), INVALID_ARGUMENT,
+                 "INVALID_SCHEMA");  // it has a V
   request.mutable_schema()->mutable_groups(0)->set_kind(v1::GROUP_KIND_ATTENTION);
   request.mutable_schema()->mutable_segments(0)->mutable_cuda_ipc()->set_size_bytes(1);
   EXPECT_REFUSED(prefill_worker().RegisterPool(Context().get(), request, &response), INVALID_ARGUMENT,

@@ -173,8 +173,8 @@ TEST_F(RpcCases, ErrorsOfTheOthers) {
   v1::SendRequest send = SendOf(Register(prefill_worker(), "errors"), "bad id", "127.0.0.1:1");
   EXPECT_REFUSED(prefill_worker().Send(Context().get(), send, &sent), INVALID_ARGUMENT, "INVALID_TRANSFER_ID");
   send.set_transfer_id(NewTransferId("errors"));
-  send.mutable_part()->set_count(2);
-  EXPECT_REFUSED(prefill_worker().Send(Context().get(), send, &sent), UNIMPLEMENTED, "PARTS_UNSUPPORTED");
+  send.mutable_part()->set_count(65);
+  EXPECT_REFUSED(prefill_worker().Send(Context().get(), send, &sent), INVALID_ARGUMENT, "INVALID_PART");
   send.clear_part();
   send.mutable_pool()->set_epoch(1);
   EXPECT_REFUSED(prefill_worker().Send(Context().get(), send, &sent), FAILED_PRECONDITION, "STALE_EPOCH");

@@ -105,7 +105,7 @@ class SPECTRUMKV_EXPORT Client {
   Status Fetch(Pool& pool, const Destination& destination);
   // "Layers < layers are written for tokens < tokens." scores: importance of those tokens, or empty.
   Status Advance(const std::string& transfer_id, uint32_t layers, uint32_t tokens,
-                 const std::vector<float>& scores = {});
+                 const std::vector<float>& scores = {}, uint32_t part_index = 0);
 
   // Until the transfer is terminal: its report, whatever the state. DEADLINE_EXCEEDED after timeout_ms; the transfer
   // goes on. A watch that breaks is opened again.

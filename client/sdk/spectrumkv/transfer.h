@@ -70,6 +70,12 @@ struct Policy {
 // Block ids in token order, of group 0, 1, ...
 using BlockTables = std::vector<std::vector<uint64_t>>;
 
+// Of a transfer of several pools, each opened by a call of its own on either side: all arrive, or none.
+struct Part {
+  uint32_t index = 0;
+  uint32_t count = 1;
+};
+
 // The sending half.
 struct Source {
   // 1..128 characters of A-Z a-z 0-9 . _ : - ; chosen by the caller, the same in both halves.
@@ -78,9 +84,12 @@ struct Source {
   std::string peer;   // host:port of the other daemon, for Send
   uint32_t token_count = 0;
   BlockTables blocks;
+  // By group; missing: 0. Tokens of its first block that are not of this transfer: a prefix that the receiver has.
+  std::vector<uint32_t> skip_tokens;
   Policy policy;
   int64_t deadline_ms = 0;  // 0: the daemon's default
   bool layerwise = false;   // nothing is written yet; Advance tells
+  Part part;                // all parts have the same peer
 };
 
 // The receiving half.
@@ -90,9 +99,11 @@ struct Destination {
   std::string peer;  // host:port of the other daemon, for Fetch
   uint32_t token_count = 0;
   BlockTables blocks;
+  std::vector<uint32_t> skip_tokens;  // as in Source, of these blocks
   int64_t deadline_ms = 0;
   bool accept_dropped = false;    // the source may drop tokens
   bool exact_conversion = false;  // refuse a source whose data type cannot be converted without rounding
+  Part part;
 };
 
 // Which half a daemon has. Needed only where one daemon has both.
@@ -148,6 +159,8 @@ struct Report {
   double first_layer_ready_seconds = 0;
   double duration_seconds = 0;
   std::string limited_by;  // "LINK", "ENCODE", ...; empty where it is not known
+  Part part;                  // in `parts`: which one
+  std::vector<Report> parts;  // of several: those that this daemon has; the above is then of all together
 };
 
 struct Progress {

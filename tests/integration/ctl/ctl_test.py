@@ -131,6 +131,36 @@ class CtlTest(unittest.TestCase):
         self.assertRegex(out, r"raw +receiver +COMMITTED +70")
         self.assertGreater(len(self.prefill.json("peers")["peers"]), 0)
 
+    def test_two_pools_in_one_transfer(self):
+        peer = self.decode.status["peer_address"]
+        pools = [self.pools("8") for _ in range(2)]
+        for part, (source, destination) in enumerate(pools):
+            common = ("--transfer", "both", "--part", f"{part}/2", "--tokens", str(TOKENS))
+            self.decode.json("expect", *common, "--pool", destination, "--blocks", "5,1,3")
+            self.prefill.json("send", *common, "--pool", source, "--blocks", "7,6,0-2", "--peer", peer, "--allocator", "raw",
+                              "--budget", "1.1")  # fmt: skip
+        report = self.decode.json("transfers", "wait", "both")
+        self.assertEqual(report["state"], "TRANSFER_STATE_COMMITTED")
+        self.assertEqual([part["part"].get("index", 0) for part in report["parts"]], [0, 1])
+        for _, destination in pools:
+            self.assertEqual(self.get(self.decode, destination, "5,1,3", "32"), self.values)
+        self.assertRegex(self.decode.ctl("transfers", "show", "both")[1], r"parts +0 of 2 COMMITTED .*, 1 of 2 COMMITTED")
+        for bad in ("2", "0/", "/2", "a/b", "0/2x", "100/101"):
+            code, _, err = self.decode.ctl("expect", "--transfer", "bad", "--part", bad, "--tokens", "1", "--pool", destination,
+                                           "--blocks", "0")  # fmt: skip
+            self.assertEqual(code, 2, bad)
+            self.assertIn("--part", err)
+
+    def test_a_prefix_that_is_there(self):
+        source, destination = self.pools("8")
+        peer = self.decode.status["peer_address"]
+        self.decode.json("expect", "--transfer", "rest", "--pool", destination, "--tokens", "10", "--skip", "6", "--blocks", "5,1")
+        report = self.prefill.json("send", "--transfer", "rest", "--pool", source, "--tokens", "10", "--skip", "6", "--blocks", "7,6",
+                                   "--peer", peer, "--allocator", "raw", "--budget", "1.5", "--wait")  # fmt: skip
+        self.assertEqual((report["state"], report["tokens"]), ("TRANSFER_STATE_COMMITTED", 10))
+        self.assertEqual(self.decode.ctl("expect", "--transfer", "bad", "--pool", destination, "--tokens", "1", "--skip", "200",
+                                         "--blocks", "5")[0], 4)  # fmt: skip
+
     def test_pull_under_a_budget_as_planned(self):
         source, destination = self.pools("8")
         blocks = ("--tokens", str(TOKENS), "--blocks")

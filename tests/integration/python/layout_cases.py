@@ -30,12 +30,13 @@ class Layout:
     pull: bool = False
     policy: str = "raw"
     extra_blocks: int = 0
+    skip: tuple = (0, 0)  # tokens of the first block that are not of the transfer
     group: dict = field(default_factory=dict)
 
     def groups(self, side):
         """The groups of side 0 (source) or 1 (target)."""
         size = self.block_tokens[side]
-        needed = -(-self.tokens // size) + self.extra_blocks
+        needed = -(-(self.skip[side] + self.tokens) // size) + self.extra_blocks
         own = (self.source, self.target)[side]
         return [
             skv.Group(
@@ -46,14 +47,26 @@ class Layout:
 
 
 def _pairs():
-    """Every kind of memory order against another, each once as source and once as target."""
+    """Every kind of memory order against every other and itself."""
     kinds = dict(nhd=NHD, hnd=HND, fused_nhd=FUSED_NHD, fused_hnd=FUSED_HND, one_tensor=ONE_TENSOR,
                  interleaved=INTERLEAVED, token_pairs=TOKEN_PAIRS, dim_outside=DIM_OUTSIDE)  # fmt: skip
-    names = list(kinds)
-    for i, name in enumerate(names):
-        other = names[(i + 3) % len(names)]
-        yield Layout(f"{name}_to_{other}", kinds[name], kinds[other], policy=("raw", "mixed")[i % 2], pull=i % 3 == 0)
-        yield Layout(f"{name}_alone", kinds[name], kinds[name], policy=("mixed", "raw")[i % 2], pull=i % 3 == 1)
+    for i, here in enumerate(kinds):
+        for j, there in enumerate(kinds):
+            policy = ("raw", "mixed")[(i + j) % 2]
+            yield Layout(f"{here}_to_{there}", kinds[here], kinds[there], policy=policy, pull=(i + 2 * j) % 3 == 0)
+
+
+def _prefixes():
+    """What the receiver has ends anywhere in a block, at other places on the two sides."""
+    for here, there in ((8, 8), (16, 5), (4, 32), (1, 8)):
+        for skips in ((here - 1, 0), (0, there - 1), (here // 2, there // 3), (here - 1, there - 1)):
+            policy = ("raw", "mixed")[(here + skips[0]) % 2]
+            yield Layout(f"prefix{skips[0]}of{here}to{skips[1]}of{there}", NHD, FUSED_HND, head_dim=32, tokens=45,
+                         block_tokens=(here, there), skip=skips, policy=policy, pull=skips[1] == 0)  # fmt: skip
+    yield Layout("prefix_latent", NHD, NHD, heads=1, head_dim=576, group={"has_v": False}, skip=(3, 5))
+    yield Layout("prefix_state", NHD, NHD, heads=1, head_dim=64, group={"has_v": False, "state": True}, skip=(3, 5))
+    yield Layout("prefix_float32", DIM_OUTSIDE, HND, dtypes=("float32", "bfloat16"), policy="mixed", skip=(7, 2), tokens=3)
+    yield Layout("prefix_owned", NHD, HND, memory=("owned", "file"), policy="mixed", skip=(1, 6))
 
 
 def _shapes():
@@ -74,6 +87,7 @@ def _shapes():
     yield Layout("several_chunks_raw", FUSED_HND, NHD, heads=8, head_dim=128, tokens=601, block_tokens=(32, 16))
     yield Layout("more_blocks_than_needed", NHD, NHD, extra_blocks=2, policy="mixed")
     yield Layout("latent", NHD, NHD, heads=1, head_dim=576, group={"has_v": False})
+    yield Layout("state", NHD, NHD, heads=1, head_dim=1024, group={"has_v": False, "state": True}, dtypes=("bfloat16", "bfloat16"))
     yield Layout("sliding_window", NHD, HND, policy="mixed", group={"sliding_window_tokens": 8})
     yield Layout("tensor_parallel", NHD, HND, policy="mixed", group={"heads_total": 8, "head_first": 4})
     yield Layout("many_layers", ONE_TENSOR, NHD, layers=tuple(range(40)), head_dim=16, policy="mixed")
@@ -96,4 +110,4 @@ def _dtypes():
                 yield Layout(f"{here}_to_{there}_{policy}", NHD, HND, dtypes=(here, there), policy=policy, tokens=37)
 
 
-LAYOUTS = [*_pairs(), *_shapes(), *_memories(), *_dtypes()]
+LAYOUTS = [*_pairs(), *_prefixes(), *_shapes(), *_memories(), *_dtypes()]

@@ -42,17 +42,21 @@ def random_words(rng, shape, dtype, scale=1.0):
     return values.view("<u4")
 
 
-def scattered(rng, group, tokens, extra=0):
-    """Distinct block ids in no order, enough for `tokens`."""
-    needed = -(-tokens // group.block_tokens) + extra
-    return [int(block) for block in rng.permutation(group.num_blocks)[:needed]]
+def scattered(rng, group, tokens, extra=0, skip=0):
+    """Distinct block ids in no order, enough for `tokens` behind `skip` that belong to somebody else."""
+    needed = -(-(skip + tokens) // group.block_tokens) + extra
+    return skv.BlockTable([int(block) for block in rng.permutation(group.num_blocks)[:needed]], skip)
 
 
-def paged(kv, group, count):
-    """[layers, planes, tokens, ...] as whole blocks [layers, planes, count, block_tokens, ...], POISON behind."""
+def skip_of(blocks):
+    return getattr(blocks, "skip_tokens", 0)
+
+
+def paged(kv, group, count, skip=0):
+    """[layers, planes, tokens, ...] as whole blocks [layers, planes, count, block_tokens, ...], POISON around."""
     layers, planes, tokens, heads, dim = kv.shape
     out = np.full((layers, planes, count * group.block_tokens, heads, dim), POISON, np.uint8).astype(kv.dtype)
-    out[:, :, :tokens] = kv
+    out[:, :, skip : skip + tokens] = kv
     return out.reshape(layers, planes, count, group.block_tokens, heads, dim)
 
 
@@ -60,7 +64,7 @@ def fill(side, words):
     """Writes the words of every group, [layers, planes, tokens, heads, dim], into the side's blocks."""
     for index, group in enumerate(side.pool.groups):
         blocks = side.blocks[index]
-        pages = paged(words[index], group, len(blocks))
+        pages = paged(words[index], group, len(blocks), skip_of(blocks))
         if hasattr(side.pool, "kv"):
             words_of(side.pool.kv(index), group.dtype)[:, :, blocks] = pages
         else:
@@ -89,17 +93,19 @@ def landed(side, index):
 
 
 def check(side, expected):
-    """The request's tokens are `expected`, the tail of its last page is zero, and no other block was touched."""
+    """The request's tokens are `expected`, the tail of its last page is zero, and nothing else was touched."""
     for index, group in enumerate(side.pool.groups):
         all_words, blocks = landed(side, index), side.blocks[index]
         tokens = expected[index].shape[2]
-        used = -(-tokens // group.block_tokens)
+        skip = skip_of(blocks)
+        used = -(-(skip + tokens) // group.block_tokens)
         pages = all_words[:, :, blocks[:used]]
         layers, planes, _, _, heads, dim = pages.shape
         flat = pages.reshape(layers, planes, -1, heads, dim)
-        wrong = int((flat[:, :, :tokens] != expected[index]).sum())
+        wrong = int((flat[:, :, skip : skip + tokens] != expected[index]).sum())
         assert wrong == 0, f"group {index}: {wrong} of {expected[index].size} words differ"
-        assert not flat[:, :, tokens:].any(), f"group {index}: the tail of the last page is not zero"
+        assert (np.ascontiguousarray(flat[:, :, :skip]).view(np.uint8) == POISON).all(), f"group {index}: a skipped token was written"
+        assert not flat[:, :, skip + tokens :].any(), f"group {index}: the tail of the last page is not zero"
         rest = [block for block in range(group.num_blocks) if block not in blocks[:used]]
         assert (all_words[:, :, rest].view(np.uint8) == POISON).all(), f"group {index}: a byte outside was written"
 

@@ -294,7 +294,11 @@ BAD_SENDS = {
     "peer without port": (dict(peer="localhost"), "INVALID_ARGUMENT", "INVALID_PEER"),
     "peer of another scheme": (dict(peer="unix:/tmp/x:1"), "INVALID_ARGUMENT", "INVALID_PEER"),
     "deadline of a year": (dict(deadline_ms=365 * 86400000), "INVALID_ARGUMENT", "OUT_OF_RANGE"),
-    "two parts": (dict(part=policy_pb2.Part(index=0, count=2)), "UNIMPLEMENTED", "PARTS_UNSUPPORTED"),
+    "part 1 of 1": (dict(part=policy_pb2.Part(index=1, count=1)), "INVALID_ARGUMENT", "INVALID_PART"),
+    "part of nothing": (dict(part=policy_pb2.Part()), "INVALID_ARGUMENT", "INVALID_PART"),
+    "65 parts": (dict(part=policy_pb2.Part(count=65)), "INVALID_ARGUMENT", "INVALID_PART"),
+    "a whole block skipped": (dict(blocks=[schema_pb2.GroupBlocks(runs=_blocks((0, 4))[0].runs, skip_tokens=4)]),
+                              "INVALID_ARGUMENT", "INVALID_BLOCKS"),
 }
 NAN = float("nan")
 BAD_POLICIES = {

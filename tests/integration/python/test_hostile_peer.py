@@ -255,7 +255,9 @@ def test_first_frame_is_no_hello(peer):
 
 HELLOS = {
     "format version 2": (dict(format_version=2), "UNIMPLEMENTED", "UNSUPPORTED_VERSION"),
-    "two parts": (dict(part_count=2), "UNIMPLEMENTED", "PARTS_UNSUPPORTED"),
+    "part 1 of 1": (dict(part_index=1), "INVALID_ARGUMENT", "INVALID_PART"),
+    "no parts": (dict(part_count=0), "INVALID_ARGUMENT", "INVALID_PART"),
+    "65 parts": (dict(part_count=65), "INVALID_ARGUMENT", "INVALID_PART"),
     "token": (dict(transfer_token=b"0123456789abcdef"), "PERMISSION_DENIED", "TOKEN_MISMATCH"),
     "epoch": (dict(expected_epoch=99), "FAILED_PRECONDITION", "PEER_RESTARTED"),
     "no attempt": (dict(attempt=0), "INVALID_ARGUMENT", "MALFORMED_FRAME"),
@@ -273,6 +275,16 @@ def test_hello_that_is_refused(name, expected, peer, target, transfer_id):
     assert (error.code, error.reason) == (code, reason)
     assert target.get_transfer(transfer_id).state == report_pb2.TRANSFER_STATE_WAITING
     target.cancel(transfer_id)
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_another_number_of_parts_is_told_to_both(part, expected, peer, target, transfer_id):
+    peer.hello(part_count=2, part_index=part)
+    error = peer.control.ended()
+    assert (error.code, error.reason) == ("FAILED_PRECONDITION", "SCHEMA_MISMATCH")
+    with refused("FAILED_PRECONDITION", "SCHEMA_MISMATCH"):
+        target.wait(transfer_id, timeout_s=10)
+    assert "part_count: 2 and 1" in target.get_transfer(transfer_id).message
 
 
 # What WorkerService refuses as a transfer_id, too.

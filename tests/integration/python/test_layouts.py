@@ -54,10 +54,10 @@ def test_layout(case, source, target, prefill, decode, transfer_id):
     planes = 2 if here_groups[0].has_v else 1
     shape = (len(case.layers), planes, case.tokens, case.heads, case.head_dim)
     words = [random_words(rng, shape, case.dtypes[0])]
-    here = make_side(source, prefill, here_groups, {0: scattered(rng, here_groups[0], case.tokens)},
+    here = make_side(source, prefill, here_groups, {0: scattered(rng, here_groups[0], case.tokens, skip=case.skip[0])},
                      memory=case.memory[0])  # fmt: skip
     there = make_side(target, decode, there_groups,
-                      {0: scattered(rng, there_groups[0], case.tokens, case.extra_blocks)}, memory=case.memory[1])  # fmt: skip
+                      {0: scattered(rng, there_groups[0], case.tokens, case.extra_blocks, case.skip[1])}, memory=case.memory[1])  # fmt: skip
     with here.pool, there.pool:
         fill(here, words)
         poison(there)
@@ -149,6 +149,34 @@ def test_values_that_are_no_numbers(dtype, there_dtype, kind, source, target, pr
             assert received.rounded_words == 0
         elif kind == "raw":
             assert received.rounded_words > 0
+
+
+@pytest.mark.parametrize("here_dtype, there_dtype", [("bfloat16", "float16"), ("float16", "bfloat16"), ("float32", "float16")])
+def test_values_that_do_not_fit_are_counted_one_by_one(here_dtype, there_dtype, source, target, prefill, decode, transfer_id):
+    """Too large, too small, too exact: each word that is another value afterwards, and no other. `exact` refuses them all."""
+    rng = np.random.default_rng(19)
+    tokens = 20
+    here_group, there_group = small_group(dtype=here_dtype), small_group(dtype=there_dtype)
+    kv = np.zeros((2, 2, tokens, 2, 16), wire.chunk.math.narrow(np.zeros(1, np.float32), wire.DType[here_dtype.upper()]).dtype)
+    values = np.array([0, 1, -2, 0.5, 1e5, -1e30, 1e-30, 1.0009765625, 65504, 3.0], np.float32)
+    kv[:] = wire.chunk.math.narrow(rng.choice(values, kv.shape), wire.DType[here_dtype.upper()])
+    raw = np.zeros(tokens, np.uint8)
+    (expected,), _ = expected_of([kv], [here_group], [there_group], raw, raw)
+    before, after = (wire.chunk.math.widen(w, wire.DType[d.upper()]) for w, d in ((kv, here_dtype), (expected, there_dtype)))
+    changed = int((before != after).sum())
+    assert 0 < changed < kv.size
+    here = make_side(source, prefill, [here_group], {0: scattered(rng, here_group, tokens)})
+    there = make_side(target, decode, [there_group], {0: scattered(rng, there_group, tokens)})
+    with here.pool, there.pool:
+        fill(here, [kv])
+        poison(there)
+        with refused("FAILED_PRECONDITION", "SCHEMA_MISMATCH"):
+            move(transfer_id + ".exact", source, target, prefill, decode, here, there, tokens, policy=policy_of("raw", rng, tokens),
+                 exact_conversion=True)  # fmt: skip
+        poison(there)
+        _, received = move(transfer_id, source, target, prefill, decode, here, there, tokens, policy=policy_of("raw", rng, tokens))
+        check(there, [expected])
+        assert received.rounded_words == changed
 
 
 def test_strides_with_gaps(source, target, prefill, decode, transfer_id):

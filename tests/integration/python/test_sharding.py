@@ -128,23 +128,25 @@ def test_ranks_that_hold_other_heads_are_refused_without_a_view(source, target, 
             assert (there.pool.segment.memory == POISON).all()
 
 
+@pytest.mark.parametrize("prefix", [48, 47, 1, 84], ids=lambda n: f"of {n}")  # at a block's end, and inside blocks
 @pytest.mark.parametrize("sizes", [(4, 4), (4, 8), (16, 4), (8, 6)], ids=str)
 @pytest.mark.parametrize("policy", ["RAW", "GREEDY"])
-def test_only_the_rest_of_a_prompt_is_sent(sizes, policy, source, target, prefill, decode, transfer_id):
-    """The receiver has the first 48 tokens, better than a lossy transfer would leave them: not a bit of them changes."""
-    prefix, tokens = 48, 85
+def test_only_the_rest_of_a_prompt_is_sent(prefix, sizes, policy, source, target, prefill, decode, transfer_id):
+    """The receiver has the first tokens, better than a lossy transfer would leave them: not a bit of them changes."""
+    tokens = 85
     rng = np.random.default_rng(71)
     here_group, there_group = (skv.Group(layers=[0, 1], heads=2, head_dim=32, block_tokens=size, num_blocks=-(-tokens // size) + 3,
                                          layout=layout) for size, layout in zip(sizes, ("NHD", "HND"), strict=True))  # fmt: skip
     kv = random_words(rng, (2, 2, tokens, 2, 32), "float16")
     here = make_side(source, prefill, [here_group], {0: scattered(rng, here_group, tokens)})
     there = make_side(target, decode, [there_group], {0: scattered(rng, there_group, tokens)})
-    chosen = skv.policy(**RAW) if policy == "RAW" else skv.policy(allocator="GREEDY", budget=0.4, sinks=0, importance="POSITION")
+    budget = 0.4 if prefix < 84 else 1.0
+    chosen = skv.policy(**RAW) if policy == "RAW" else skv.policy(allocator="GREEDY", budget=budget, sinks=0, importance="POSITION")
     with here.pool, there.pool:
         fill(here, [kv])
         poison(there)
         held = random_words(rng, (2, 2, prefix, 2, 32), "float16")
-        there.pool.write_tokens(held.view("<f2"), there.blocks[0][: prefix // there_group.block_tokens])
+        there.pool.write_tokens(held.view("<f2"), there.blocks[0][: -(-prefix // there_group.block_tokens)])
         a = type(here)(here.pool, {0: here_group.blocks_after(here.blocks[0], prefix)})
         b = type(there)(there.pool, {0: there_group.blocks_after(there.blocks[0], prefix)})
         sent, received = move(transfer_id, source, target, prefill, decode, a, b, tokens - prefix, policy=chosen)
@@ -153,19 +155,30 @@ def test_only_the_rest_of_a_prompt_is_sent(sizes, policy, source, target, prefil
         assert (got[:, :, :prefix] == held).all()
         if policy == "RAW":
             assert (got[:, :, prefix:] == kv[:, :, prefix:]).all()
-        else:
+        elif prefix < 84:  # one token alone costs more than the budget
             assert sent.wire_bytes <= 0.4 * sent.kv_bytes
             exact = kv[:, :, prefix:].view("<f2").astype(np.float32)
             assert np.abs(got[:, :, prefix:].view("<f2").astype(np.float32) - exact).max() < np.abs(exact).max()
 
 
-def test_a_prefix_that_ends_inside_a_block():
+def test_the_blocks_behind_a_prefix():
     group = skv.Group(layers=[0], heads=1, head_dim=8, block_tokens=8, num_blocks=9)
-    assert group.blocks_after([4, 2, 7], 0) == [4, 2, 7] and group.blocks_after([4, 2, 7], 16) == [7]
-    assert group.blocks_after([4, 2, 7], 24) == []
-    for tokens in (7, 9, 32, -8):
-        with pytest.raises(ValueError, match="do not end at the end"):
+    for tokens, rest, skip in ((0, [4, 2, 7], 0), (7, [4, 2, 7], 7), (8, [2, 7], 0), (9, [2, 7], 1), (24, [], 0)):
+        table = group.blocks_after([4, 2, 7], tokens)
+        assert (table, table.skip_tokens) == (rest, skip)
+    for tokens in (25, -1):
+        with pytest.raises(ValueError, match="do not lie in"):
             group.blocks_after([4, 2, 7], tokens)
+
+
+def test_tokens_that_cannot_be_skipped(source, prefill):
+    group = skv.Group(layers=[0], heads=1, head_dim=8, block_tokens=8, num_blocks=9)
+    side = make_side(source, prefill, [group], {0: [0]})
+    with side.pool as pool:
+        for skip, tokens, blocks in ((8, 1, [0, 1]), (2**32 - 1, 1, [0, 1]), (7, 2, [0]), (7, 10, [0, 1])):
+            with refused("INVALID_ARGUMENT", "INVALID_BLOCKS"):
+                source.plan(pool, tokens, skv.BlockTable(blocks, skip))
+        assert source.plan(pool, 9, skv.BlockTable([0, 1], 7)).kv_bytes == 9 * 2 * 8 * 2
 
 
 @pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
@@ -173,7 +186,8 @@ def test_state_that_is_no_kv_travels_as_it_is(pull, source, target, prefill, dec
     """State-space state beside a cache: a group without V whose blocks are a request's whole state, in a transfer of its
     own. Any bytes at all, whatever numbers they would be."""
     rows, width = 48, 256  # 24 KiB a layer: [rows, width] of 2-byte words
-    state = skv.Group(layers=[1, 2, 4], heads=1, head_dim=width, block_tokens=rows, num_blocks=5, has_v=False, dtype="bfloat16")
+    state = skv.Group(layers=[1, 2, 4], heads=1, head_dim=width, block_tokens=rows, num_blocks=5, has_v=False, state=True,
+                      dtype="bfloat16")  # fmt: skip
     words = np.random.default_rng(83).integers(0, 1 << 16, (3, 1, rows, 1, width)).astype("<u2")
     here = make_side(source, prefill, [state], {0: [3]})
     there = make_side(target, decode, [state], {0: [1]})
@@ -184,3 +198,19 @@ def test_state_that_is_no_kv_travels_as_it_is(pull, source, target, prefill, dec
         sent, _ = move(transfer_id, source, target, prefill, decode, here, there, rows, policy=skv.policy(), pull=pull)
         check(there, [words])
         assert sent.wire_bytes >= words.nbytes
+
+
+def test_state_is_not_converted(source, target, prefill, decode, transfer_id):
+    """Its words are no numbers that another data type could hold."""
+    groups = [skv.Group(layers=[1], heads=1, head_dim=64, block_tokens=8, num_blocks=4, has_v=False, state=True, dtype=dtype)
+              for dtype in ("bfloat16", "float32")]  # fmt: skip
+    here, there = make_side(source, prefill, groups[:1], {0: [1]}), make_side(target, decode, groups[1:], {0: [2]})
+    with here.pool, there.pool, refused("FAILED_PRECONDITION", "SCHEMA_MISMATCH"):
+        move(transfer_id, source, target, prefill, decode, here, there, 8, policy=skv.policy(**RAW))
+
+
+def test_state_beside_tokens_in_one_pool(source):
+    groups = [skv.Group(layers=[layer], heads=1, head_dim=64, block_tokens=8, num_blocks=4, has_v=False, state=state)
+              for layer, state in ((0, False), (1, True))]  # fmt: skip
+    with refused("INVALID_ARGUMENT", "INVALID_SCHEMA"):
+        source.shared_memory_pool(groups, model="m")

@@ -104,6 +104,46 @@ TEST_F(HoldTest, AHundredThousandScatteredBlocks) {
   EXPECT_EQ(registry_->List()[0].blocks_receiving, 0u);
 }
 
+TEST_F(HoldTest, SkippedTokensAreOfSomebodyElse) {
+  PoolSchema schema = MakeSchema("lpbthd");
+  const uint64_t at = schema.segments[0].size_bytes;
+  schema.segments[0].size_bytes += 8 * 8;
+  schema.generations = PoolSchema::Generations{0, at};
+  const std::string pool = RegisterShm(schema, 0xAB);
+  const std::vector<uint64_t> table = {6, 2, 3};
+  const auto place = [&](const TensorSchema& tensor, uint32_t t) { return OffsetOf(tensor, table[t / 4], t % 4, 0, 0); };
+  for (const uint32_t skip : {0u, 1u, 3u}) {
+    const std::vector<GroupBlockList> blocks = {GroupBlockList{0, {{6, 1}, {2, 2}}, skip}};
+    const uint32_t tokens = 7;
+    const auto hold = Source(pool, blocks, tokens);
+    ASSERT_NE(hold, nullptr);
+    const TensorSchema& k = schema.groups[0].layers[1].k;
+    for (uint32_t first = 0; first < tokens; ++first) {
+      std::vector<uint8_t*> rows(tokens - first);
+      hold->FillRows(0, 1, PlaneId::kK, first, tokens - first, rows.data());
+      for (uint32_t i = 0; i < rows.size(); ++i) {
+        ASSERT_EQ(rows[i] - rows[0], static_cast<int64_t>(place(k, skip + first + i)) - static_cast<int64_t>(place(k, skip + first)));
+      }
+      std::vector<uint64_t> seen;
+      hold->ReadGenerations(0, first, 1, &seen);
+      EXPECT_EQ(seen.size(), 1u);
+    }
+    std::vector<uint64_t> seen;
+    hold->ReadGenerations(0, 0, tokens, &seen);
+    EXPECT_EQ(seen.size(), (skip + tokens + 3) / 4) << "of all blocks that a token lies in";
+    EXPECT_EQ(ReasonOfSource(pool, blocks, 13 - skip), "INVALID_BLOCKS") << "12 places, some of them skipped";
+  }
+  EXPECT_EQ(ReasonOfSource(pool, {GroupBlockList{0, {{6, 1}, {2, 2}}, 4}}, 1), "INVALID_BLOCKS") << "a whole block";
+  EXPECT_EQ(ReasonOfSource(pool, {GroupBlockList{0, {{6, 1}}, UINT32_MAX}}, 1), "INVALID_BLOCKS");
+  // The tail behind 2 + 3 tokens, and nothing before them.
+  EXPECT_TRUE(Target(pool, {GroupBlockList{0, {{6, 1}, {2, 1}}, 2}}, 6)->ZeroTail(3).ok());
+  for (const LayerSchema& layer : schema.groups[0].layers) {
+    for (uint32_t t = 0; t < 8; ++t) {
+      EXPECT_EQ(mapping_->data()[place(layer.k, t)], t < 5 ? 0xAB : 0) << t;
+    }
+  }
+}
+
 // Every byte of the pool is compared: the tail is zero, all else is as it was.
 TEST_F(HoldTest, ZeroTailClearsTheTailAndNothingElse) {
   for (const std::string axes : {"lpbthd", "lbphtd", "blpthd", "bthdpl", "dbthlp"}) {

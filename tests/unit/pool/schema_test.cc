@@ -139,8 +139,13 @@ TEST(CheckSchema, CountsAndNames) {
   schema.groups[0].layers[1].v.reset();
   ExpectBad(schema, "INVALID_SCHEMA", "groups[0].layers[1].v");
   schema.groups[0].layers[0].v.reset();
-  schema.groups[0].kind = GroupKind::kMla;
-  EXPECT_TRUE(CheckSchema(schema, kNoLimit).ok());
+  for (const GroupKind kind : {GroupKind::kMla, GroupKind::kOpaqueState}) {
+    schema.groups[0].kind = kind;
+    EXPECT_TRUE(CheckSchema(schema, kNoLimit).ok());
+  }
+  schema.groups.push_back(schema.groups[0]);
+  schema.groups[1].kind = GroupKind::kMla;
+  ExpectBad(schema, "INVALID_SCHEMA", "groups[1].kind");  // rows of state beside tokens
   schema = MakeSchema("lpbthd");
   schema.groups[0].kind = GroupKind::kSlidingWindow;
   ExpectBad(schema, "INVALID_SCHEMA", "groups[0].sliding_window_tokens");

@@ -95,8 +95,6 @@ TEST(SchemaFromProto, RefusesWhatThisVersionDoesNotTake) {
     EXPECT_ERROR(with([&](auto* s) { s->mutable_groups(0)->set_data_type(type); }), kUnimplemented,
                  "UNSUPPORTED_DTYPE");
   }
-  EXPECT_ERROR(with([](auto* s) { s->mutable_groups(0)->set_kind(v1::GROUP_KIND_OPAQUE_STATE); }), kUnimplemented,
-               "UNSUPPORTED_GROUP");
   EXPECT_ERROR(with([](auto* s) { s->mutable_segments(0)->mutable_cuda_ipc(); }), kInvalidArgument, "INVALID_SCHEMA");
   EXPECT_TRUE(with([](auto* s) { s->mutable_segments(0)->mutable_daemon_owned()->set_device("host"); }).ok());
 }
@@ -122,8 +120,9 @@ TEST(SchemaFromProto, RefusesWhatMakesNoSense) {
                "INVALID_SCHEMA");
   EXPECT_ERROR(with([](auto* s) { s->mutable_groups(0)->mutable_layers(0)->clear_v(); }), kInvalidArgument,
                "INVALID_SCHEMA");
-  EXPECT_ERROR(with([](auto* s) { s->mutable_groups(0)->set_kind(v1::GROUP_KIND_MLA); }), kInvalidArgument,
-               "INVALID_SCHEMA");
+  for (const v1::GroupKind kind : {v1::GROUP_KIND_MLA, v1::GROUP_KIND_OPAQUE_STATE}) {  // which have no V
+    EXPECT_ERROR(with([kind](auto* s) { s->mutable_groups(0)->set_kind(kind); }), kInvalidArgument, "INVALID_SCHEMA");
+  }
   EXPECT_ERROR(with([](auto* s) {
                  for (int i = 0; i <= kMaxLayers; ++i) *s->mutable_groups(0)->add_layers() = s->groups(0).layers(0);
                }),
@@ -325,14 +324,19 @@ TEST(PeerAddress, OnlyAllowedHosts) {
   EXPECT_ERROR(CheckPeerAddress("10.1.2.3", allowed), kInvalidArgument, "INVALID_PEER");
 }
 
-TEST(Part, OneOfOne) {
-  v1::Part part;
-  EXPECT_TRUE(CheckPart(false, part).ok());
-  EXPECT_ERROR(CheckPart(true, part), kUnimplemented, "PARTS_UNSUPPORTED");
-  part.set_count(1);
-  EXPECT_TRUE(CheckPart(true, part).ok());
-  part.set_index(1);
-  EXPECT_ERROR(CheckPart(true, part), kUnimplemented, "PARTS_UNSUPPORTED");
+TEST(Part, OneOfAtMostSixtyFour) {
+  const auto of = [](uint32_t index, uint32_t count) {
+    v1::Part part;
+    part.set_index(index);
+    part.set_count(count);
+    return PartFromProto(true, part);
+  };
+  EXPECT_EQ(PartFromProto(false, v1::Part())->count, 1u);
+  EXPECT_EQ(of(0, 1)->count, 1u);
+  EXPECT_EQ(of(63, 64)->index, 63u);
+  for (const auto& [index, count] : {std::pair{0u, 0u}, {1u, 1u}, {64u, 64u}, {0u, 65u}, {UINT32_MAX, UINT32_MAX}}) {
+    EXPECT_ERROR(of(index, count).status(), kInvalidArgument, "INVALID_PART");
+  }
 }
 
 TEST(Durations, DefaultAndLimits) {

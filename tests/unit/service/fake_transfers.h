@@ -27,8 +27,9 @@ class FakeTransfers final : public TransferManager {
     receivers.push_back(std::move(spec));
     return absl::OkStatus();
   }
-  std::optional<absl::Status> FindRepeat(const Caller&, const std::string&, Role, const std::string&) override { return std::nullopt; }
-  absl::Status Advance(const Caller& caller, const std::string& id, uint32_t, uint32_t, const LaterImportance&, const std::string&) override {
+  std::optional<absl::Status> FindRepeat(const Caller&, const std::string&, Role, PartId, const std::string&) override { return std::nullopt; }
+  absl::Status Advance(const Caller& caller, const std::string& id, uint32_t, uint32_t, const LaterImportance&, const std::string&,
+                       uint32_t) override {
     return Known(caller, id);
   }
   absl::StatusOr<TransferReport> Get(const Caller& caller, const std::string& id, std::optional<Role>) override {

@@ -183,10 +183,10 @@ TEST_F(EngineTest, AnIdIsUsedOnce) {
   Build();
   Prepare();
   ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
-  EXPECT_TRUE(b_->manager().FindRepeat(kMe, "t", Role::kReceiver, "f-t").has_value());
-  EXPECT_EQ(b_->manager().FindRepeat(kMe, "t", Role::kReceiver, "other").value_or(absl::OkStatus()).code(),
+  EXPECT_TRUE(b_->manager().FindRepeat(kMe, "t", Role::kReceiver, PartId{}, "f-t").has_value());
+  EXPECT_EQ(b_->manager().FindRepeat(kMe, "t", Role::kReceiver, PartId{}, "other").value_or(absl::OkStatus()).code(),
             absl::StatusCode::kAlreadyExists);
-  EXPECT_FALSE(b_->manager().FindRepeat(kMe, "u", Role::kReceiver, "f-t").has_value());
+  EXPECT_FALSE(b_->manager().FindRepeat(kMe, "u", Role::kReceiver, PartId{}, "f-t").has_value());
   EXPECT_EQ(ReasonOf(b_->manager().StartReceiver(Expect("t", Target(80, 21)))), "TRANSFER_EXISTS");
   ASSERT_TRUE(a_->manager().StartSender(Send("t", Source(), Raw())).ok());
   a_->Watch("t", Role::kSender)->WaitTerminal();

@@ -49,6 +49,18 @@ TEST_F(ParkingTest, ABrokenConnectionLeavesNothing) {
   EXPECT_EQ(parking_.size(), 0u);
 }
 
+TEST_F(ParkingTest, EachPartWaitsForItsOwnHalf) {
+  HelloFrame second = Hello(1);
+  second.part_index = 1;
+  second.part_count = 2;
+  ASSERT_TRUE(Park(NewSession(), Hello(1)).ok());
+  ASSERT_TRUE(Park(NewSession(), second).ok()) << "not a newer attempt of the first";
+  EXPECT_EQ(parking_.size(), 2u);
+  EXPECT_EQ(parking_.Take(Role::kReceiver, "t", 1).size(), 1u);
+  EXPECT_EQ(parking_.Take(Role::kReceiver, "t", 1).size(), 0u);
+  EXPECT_EQ(parking_.Take(Role::kReceiver, "t").size(), 1u);
+}
+
 TEST_F(ParkingTest, LastWordsStayUntilTheHalfComes) {
   auto session = NewSession();
   ASSERT_TRUE(Park(session, Hello(1)).ok());

@@ -12,7 +12,7 @@ from spectrumkv.errors import (
     Unavailable, Unimplemented, Unknown, retry,
 )  # fmt: skip
 from spectrumkv.generations import BlockGenerations
-from spectrumkv.groups import Group, block_runs
+from spectrumkv.groups import BlockTable, Group, block_runs
 from spectrumkv.policies import policy, recent_queries, tier_name
 from spectrumkv.pools import CudaPool, DaemonOwnedPool, Pool, SharedMemoryPool
 from spectrumkv.probe import ProbeModel, round_trip, run_probe
@@ -24,6 +24,7 @@ __all__ = [
     "Aborted",
     "AlreadyExists",
     "BlockGenerations",
+    "BlockTable",
     "Cancelled",
     "Client",
     "CudaPool",

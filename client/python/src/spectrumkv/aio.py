@@ -29,7 +29,7 @@ from spectrumkv.errors import SpectrumKVError, error_from_rpc, pause_s
 from spectrumkv.groups import Group
 from spectrumkv.pools import DaemonOwnedPool, SharedMemoryPool
 from spectrumkv.pools import Pool as SyncPool
-from spectrumkv.requests import Blocks
+from spectrumkv.requests import WHOLE, Blocks, Part
 from spectrumkv.v1 import policy_pb2, report_pb2, worker_service_pb2, worker_service_pb2_grpc
 
 T = TypeVar("T")
@@ -138,45 +138,45 @@ class Client:
     async def send(
         self, transfer_id: str, *, peer: str, pool: Pool[Any] | SyncPool, token_count: int, blocks: Blocks,
         policy: policy_pb2.Policy | None = None, token: bytes = b"", deadline_ms: int = 0, layerwise: bool = False,
-        written_event: bytes = b"",
+        written_event: bytes = b"", part: Part = WHOLE,
     ) -> None:  # fmt: skip
         request = requests.send(
-            transfer_id, peer, token_count, blocks, policy, token, deadline_ms, layerwise, written_event
+            transfer_id, peer, token_count, blocks, policy, token, deadline_ms, layerwise, written_event, part
         )
         await self._with_pool(self.worker.Send, request, pool)
 
     async def publish(
         self, transfer_id: str, *, pool: Pool[Any] | SyncPool, token_count: int, blocks: Blocks,
         policy: policy_pb2.Policy | None = None, token: bytes = b"", deadline_ms: int = 0, layerwise: bool = False,
-        written_event: bytes = b"",
+        written_event: bytes = b"", part: Part = WHOLE,
     ) -> None:  # fmt: skip
         request = requests.publish(
-            transfer_id, token_count, blocks, policy, token, deadline_ms, layerwise, written_event
+            transfer_id, token_count, blocks, policy, token, deadline_ms, layerwise, written_event, part
         )
         await self._with_pool(self.worker.Publish, request, pool)
 
     async def advance(
         self, transfer_id: str, *, layers: int, tokens: int, scores: Sequence[float] | None = None,
-        queries: policy_pb2.RecentQueries | None = None, written_event: bytes = b"",
+        queries: policy_pb2.RecentQueries | None = None, written_event: bytes = b"", part_index: int = 0,
     ) -> None:  # fmt: skip
-        request = requests.advance(transfer_id, layers, tokens, scores, queries, written_event)
+        request = requests.advance(transfer_id, layers, tokens, scores, queries, written_event, part_index)
         await self.call(self.worker.Advance, request)
 
     async def expect(
         self, transfer_id: str, *, pool: Pool[Any] | SyncPool, token_count: int, blocks: Blocks, token: bytes = b"",
-        deadline_ms: int = 0, accept_dropped: bool = False, exact_conversion: bool = False,
+        deadline_ms: int = 0, accept_dropped: bool = False, exact_conversion: bool = False, part: Part = WHOLE,
     ) -> None:  # fmt: skip
         request = requests.expect(
-            transfer_id, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion
+            transfer_id, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion, part
         )
         await self._with_pool(self.worker.Expect, request, pool)
 
     async def fetch(
         self, transfer_id: str, *, peer: str, pool: Pool[Any] | SyncPool, token_count: int, blocks: Blocks,
-        token: bytes = b"", deadline_ms: int = 0, accept_dropped: bool = False, exact_conversion: bool = False,
+        token: bytes = b"", deadline_ms: int = 0, accept_dropped: bool = False, exact_conversion: bool = False, part: Part = WHOLE,
     ) -> None:  # fmt: skip
         request = requests.fetch(
-            transfer_id, peer, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion
+            transfer_id, peer, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion, part
         )
         await self._with_pool(self.worker.Fetch, request, pool)
 

@@ -15,7 +15,7 @@ from spectrumkv.cuda import ExportedMemory
 from spectrumkv.errors import SpectrumKVError, retry, rpc, rpc_errors
 from spectrumkv.groups import Group
 from spectrumkv.pools import CudaPool, DaemonOwnedPool, Pool, SharedMemoryPool
-from spectrumkv.requests import Blocks
+from spectrumkv.requests import WHOLE, Blocks, Part
 from spectrumkv.v1 import (
     policy_pb2,
     probe_service_pb2,
@@ -87,60 +87,61 @@ class Client:
     def send(
         self, transfer_id: str, *, peer: str, pool: Pool, token_count: int, blocks: Blocks,
         policy: policy_pb2.Policy | None = None, token: bytes = b"", deadline_ms: int = 0, layerwise: bool = False,
-        written_event: bytes = b"",
+        written_event: bytes = b"", part: Part = WHOLE,
     ) -> None:  # fmt: skip
         """Pushes blocks to the daemon at `peer` ("host:port", or "self"), whose worker calls expect.
 
         token: empty or 16 bytes, the same as given to expect. layerwise: nothing is written yet, advance tells.
         Otherwise the blocks are final, and must not be written until the transfer is terminal. written_event: of a pool on
-        a GPU, the handle of an event behind the writes (cuda.export_event); without one they must have finished.
+        a GPU, the handle of an event behind the writes (cuda.export_event); without one they must have finished. part:
+        (index, count), where the transfer is of several pools: a call for each, on both sides; all arrive, or none.
         """
         request = requests.send(
-            transfer_id, peer, token_count, blocks, policy, token, deadline_ms, layerwise, written_event
+            transfer_id, peer, token_count, blocks, policy, token, deadline_ms, layerwise, written_event, part
         )
         pool.call(self.worker.Send, request)
 
     def publish(
         self, transfer_id: str, *, pool: Pool, token_count: int, blocks: Blocks,
         policy: policy_pb2.Policy | None = None, token: bytes = b"", deadline_ms: int = 0, layerwise: bool = False,
-        written_event: bytes = b"",
+        written_event: bytes = b"", part: Part = WHOLE,
     ) -> None:  # fmt: skip
         """Holds blocks until a peer fetches them. As send otherwise."""
         request = requests.publish(
-            transfer_id, token_count, blocks, policy, token, deadline_ms, layerwise, written_event
+            transfer_id, token_count, blocks, policy, token, deadline_ms, layerwise, written_event, part
         )
         pool.call(self.worker.Publish, request)
 
     def advance(
         self, transfer_id: str, *, layers: int, tokens: int, scores: Sequence[float] | None = None,
         queries: policy_pb2.RecentQueries | None = None,
-        written_event: bytes = b"",
+        written_event: bytes = b"", part_index: int = 0,
     ) -> None:  # fmt: skip
         """Layers 0..layers-1 (in ascending layer index) are written for tokens 0..tokens-1.
 
         scores: importance of those tokens, [tokens], for what is planned from now on. queries: from recent_queries(), of
         written layers, in place of scores where the transfer was opened with importance="RECENT_QUERIES". written_event:
-        as in send.
+        as in send. part_index: of a transfer of several parts, the one that is written.
         """
-        self.call(self.worker.Advance, requests.advance(transfer_id, layers, tokens, scores, queries, written_event))
+        self.call(self.worker.Advance, requests.advance(transfer_id, layers, tokens, scores, queries, written_event, part_index))
 
     def expect(
         self, transfer_id: str, *, pool: Pool, token_count: int, blocks: Blocks, token: bytes = b"",
-        deadline_ms: int = 0, accept_dropped: bool = False, exact_conversion: bool = False,
+        deadline_ms: int = 0, accept_dropped: bool = False, exact_conversion: bool = False, part: Part = WHOLE,
     ) -> None:  # fmt: skip
         """Reserves destination blocks for a push. They must not be read or written until layers are ready in them.
 
         accept_dropped: the source may drop tokens. exact_conversion: refuse a source whose dtype would be rounded.
         """
-        request = requests.expect(transfer_id, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion)
+        request = requests.expect(transfer_id, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion, part)
         pool.call(self.worker.Expect, request)
 
     def fetch(
         self, transfer_id: str, *, peer: str, pool: Pool, token_count: int, blocks: Blocks, token: bytes = b"",
-        deadline_ms: int = 0, accept_dropped: bool = False, exact_conversion: bool = False,
+        deadline_ms: int = 0, accept_dropped: bool = False, exact_conversion: bool = False, part: Part = WHOLE,
     ) -> None:  # fmt: skip
         """Reserves destination blocks and pulls what the worker of the daemon at `peer` published. As expect otherwise."""
-        request = requests.fetch(transfer_id, peer, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion)
+        request = requests.fetch(transfer_id, peer, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion, part)
         pool.call(self.worker.Fetch, request)
 
     def watch(

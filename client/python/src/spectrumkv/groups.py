@@ -24,6 +24,14 @@ _NUMPY: dict[str, np.dtype[Any]] = {"float16": np.dtype("<f2"), "bfloat16": np.d
 _PROTO = {"float16": "DATA_TYPE_FLOAT16", "bfloat16": "DATA_TYPE_BFLOAT16", "float32": "DATA_TYPE_FLOAT32"}
 
 
+class BlockTable(list[int]):
+    """Block ids in token order, of which the first `skip_tokens` tokens belong to a prefix that is there already."""
+
+    def __init__(self, blocks: Sequence[int], skip_tokens: int = 0) -> None:
+        super().__init__(blocks)
+        self.skip_tokens = skip_tokens
+
+
 @dataclass(frozen=True)
 class Group:
     """Layers that share one geometry.
@@ -37,6 +45,7 @@ class Group:
         fused. For example "BLPTHD" puts all layers of a block side by side.
     heads_total, head_first: all KV heads of the model and the first this worker holds (tensor parallelism).
     has_v: False for a single latent tensor per layer (MLA); the plane axis then has length 1.
+    state: with has_v=False: state-space or convolution state, rows of any words. Travels as it is, in a pool of its own.
     sliding_window_tokens: only the last so many tokens are ever attended to; 0: all.
     """
 
@@ -53,12 +62,15 @@ class Group:
     head_first: int = 0
     has_v: bool = True
     sliding_window_tokens: int = 0
+    state: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in _NUMPY:
             raise ValueError(f"dtype must be one of {', '.join(_NUMPY)}, not {self.dtype!r}")
         if sorted(self.memory_axes) != sorted(CANONICAL_AXES):
             raise ValueError(f"axes must be a permutation of {CANONICAL_AXES!r}, not {self.axes!r}")
+        if self.state and self.has_v:
+            raise ValueError("state has one tensor per layer: has_v must be False")
         object.__setattr__(self, "layers", tuple(self.layers))
 
     @property
@@ -86,15 +98,14 @@ class Group:
             size *= extent
         return size
 
-    def blocks_after(self, blocks: Sequence[int], tokens: int) -> list[int]:
+    def blocks_after(self, blocks: Sequence[int], tokens: int) -> BlockTable:
         """The rest of a request's block table behind its first `tokens` tokens: what both sides name, with as many tokens
-        less, where the receiver has those already. They are then neither sent nor touched.
-
-        Raises ValueError where they do not end at a block's end.
+        less, where the receiver has those already. They are then neither sent nor touched, also where they end inside a
+        block. The receiver must have that block for itself.
         """
-        if tokens < 0 or tokens % self.block_tokens or tokens > len(blocks) * self.block_tokens:
-            raise ValueError(f"{tokens} tokens do not end at the end of one of {len(blocks)} blocks of {self.block_tokens}")
-        return list(blocks[tokens // self.block_tokens :])
+        if not 0 <= tokens <= len(blocks) * self.block_tokens:
+            raise ValueError(f"{tokens} tokens do not lie in {len(blocks)} blocks of {self.block_tokens}")
+        return BlockTable(blocks[tokens // self.block_tokens :], tokens % self.block_tokens)
 
     def view(self, memory: NDArray[np.uint8], offset_bytes: int) -> NDArray[Any]:
         """The group's cache in `memory` from `offset_bytes` on, without a copy, in the order of `shape`."""
@@ -106,7 +117,7 @@ class Group:
     def to_proto(self, segment: int, offset_bytes: int) -> schema_pb2.LayerGroup:
         """The group's schema, its memory starting at `offset_bytes` of segment `segment`."""
         strides = self._strides()
-        kind = "GROUP_KIND_ATTENTION" if self.has_v else "GROUP_KIND_MLA"
+        kind = "GROUP_KIND_ATTENTION" if self.has_v else "GROUP_KIND_OPAQUE_STATE" if self.state else "GROUP_KIND_MLA"
         if self.sliding_window_tokens:
             kind = "GROUP_KIND_SLIDING_WINDOW"
         group = schema_pb2.LayerGroup(
@@ -137,7 +148,8 @@ class Group:
 
 def block_runs(blocks: Sequence[int], group: int = 0) -> schema_pb2.GroupBlocks:
     """Block ids in token order, as runs of consecutive ids."""
-    out = schema_pb2.GroupBlocks(group=group)
+    skip = blocks.skip_tokens if isinstance(blocks, BlockTable) else 0
+    out = schema_pb2.GroupBlocks(group=group, skip_tokens=skip)
     for block in blocks:
         if out.runs and out.runs[-1].first + out.runs[-1].count == block:
             out.runs[-1].count += 1

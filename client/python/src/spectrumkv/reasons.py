@@ -35,6 +35,8 @@ class INVALID_DECAY(SpectrumKVError):
     """decay_lambda is not a number in its range."""
 class INVALID_LOG_LEVEL(SpectrumKVError):
     """No such level."""
+class INVALID_PART(SpectrumKVError):
+    """A part that is none of its transfer, or does not fit the other parts; metadata names the field."""
 class INVALID_PEER(SpectrumKVError):
     """The peer is no host:port."""
 class INVALID_POLICY(SpectrumKVError):
@@ -73,10 +75,6 @@ class UNKNOWN_TIER(SpectrumKVError):
     """A tier of a later version."""
 class UNSUPPORTED_DTYPE(SpectrumKVError):
     """A data type that this version does not take."""
-class UNSUPPORTED_GROUP(SpectrumKVError):
-    """A kind of group that this version does not take."""
-class PARTS_UNSUPPORTED(SpectrumKVError):
-    """More than one part, which this version does not take."""
 
 # The memory of a pool.
 class CUDA_NOT_AVAILABLE(SpectrumKVError):
@@ -121,6 +119,8 @@ class UNKNOWN_BLOCK(SpectrumKVError):
     """No such block in the pool."""
 class UNKNOWN_CALLER(SpectrumKVError):
     """The daemon cannot tell who calls."""
+class UNKNOWN_PART(SpectrumKVError):
+    """The transfer has no such part in this daemon."""
 class UNKNOWN_POOL(SpectrumKVError):
     """No such pool in this daemon."""
 class UNREGISTERED(SpectrumKVError):

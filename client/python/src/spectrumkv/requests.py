@@ -10,6 +10,9 @@ from spectrumkv.v1 import policy_pb2, report_pb2, schema_pb2, worker_service_pb2
 
 # Block ids in token order: of group 0, or of each group.
 Blocks = Sequence[int] | Mapping[int, Sequence[int]]
+# Which part of a transfer, and of how many.
+Part = tuple[int, int]
+WHOLE: Part = (0, 1)
 
 CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20),
@@ -29,6 +32,10 @@ def blocks_of(blocks: Blocks) -> list[schema_pb2.GroupBlocks]:
     return [block_runs(ids, group) for group, ids in by_group.items()]
 
 
+def part_of(part: Part) -> policy_pb2.Part | None:
+    return None if part == WHOLE else policy_pb2.Part(index=part[0], count=part[1])
+
+
 def key_of(transfer_id: str, role: str) -> worker_service_pb2.TransferKey:
     value = report_pb2.TransferRole.Value(f"TRANSFER_ROLE_{role or 'UNSPECIFIED'}")
     return worker_service_pb2.TransferKey(transfer_id=transfer_id, role=value)
@@ -45,31 +52,34 @@ def plan(
 
 def send(
     transfer_id: str, peer: str, token_count: int, blocks: Blocks, policy: policy_pb2.Policy | None, token: bytes,
-    deadline_ms: int, layerwise: bool, written_event: bytes,
+    deadline_ms: int, layerwise: bool, written_event: bytes, part: Part,
 ) -> worker_service_pb2.SendRequest:  # fmt: skip
     return worker_service_pb2.SendRequest(
         transfer_id=transfer_id, transfer_token=token, peer=peer, token_count=token_count, blocks=blocks_of(blocks),
         policy=policy, deadline_ms=deadline_ms, layerwise=layerwise, written_event=written_event,
+        part=part_of(part),
     )  # fmt: skip
 
 
 def publish(
     transfer_id: str, token_count: int, blocks: Blocks, policy: policy_pb2.Policy | None, token: bytes,
-    deadline_ms: int, layerwise: bool, written_event: bytes,
+    deadline_ms: int, layerwise: bool, written_event: bytes, part: Part,
 ) -> worker_service_pb2.PublishRequest:  # fmt: skip
     return worker_service_pb2.PublishRequest(
         transfer_id=transfer_id, transfer_token=token, token_count=token_count, blocks=blocks_of(blocks),
         policy=policy, deadline_ms=deadline_ms, layerwise=layerwise, written_event=written_event,
+        part=part_of(part),
     )  # fmt: skip
 
 
 def advance(
     transfer_id: str, layers: int, tokens: int, scores: Sequence[float] | None,
-    queries: policy_pb2.RecentQueries | None, written_event: bytes,
+    queries: policy_pb2.RecentQueries | None, written_event: bytes, part_index: int,
 ) -> worker_service_pb2.AdvanceRequest:  # fmt: skip
     request = worker_service_pb2.AdvanceRequest(
-        transfer_id=transfer_id, layers=layers, tokens=tokens, queries=queries, written_event=written_event
-    )
+        transfer_id=transfer_id, layers=layers, tokens=tokens, queries=queries, written_event=written_event,
+        part_index=part_index,
+    )  # fmt: skip
     if scores is not None:
         request.scores.extend(float(score) for score in scores)
     return request
@@ -77,21 +87,23 @@ def advance(
 
 def expect(
     transfer_id: str, token_count: int, blocks: Blocks, token: bytes, deadline_ms: int, accept_dropped: bool,
-    exact_conversion: bool,
+    exact_conversion: bool, part: Part,
 ) -> worker_service_pb2.ExpectRequest:  # fmt: skip
     return worker_service_pb2.ExpectRequest(
         transfer_id=transfer_id, transfer_token=token, token_count=token_count, blocks=blocks_of(blocks),
         deadline_ms=deadline_ms, accept_dropped=accept_dropped, exact_conversion=exact_conversion,
+        part=part_of(part),
     )  # fmt: skip
 
 
 def fetch(
     transfer_id: str, peer: str, token_count: int, blocks: Blocks, token: bytes, deadline_ms: int,
-    accept_dropped: bool, exact_conversion: bool,
+    accept_dropped: bool, exact_conversion: bool, part: Part,
 ) -> worker_service_pb2.FetchRequest:  # fmt: skip
     return worker_service_pb2.FetchRequest(
         transfer_id=transfer_id, transfer_token=token, peer=peer, token_count=token_count, blocks=blocks_of(blocks),
         deadline_ms=deadline_ms, accept_dropped=accept_dropped, exact_conversion=exact_conversion,
+        part=part_of(part),
     )  # fmt: skip
 
 
