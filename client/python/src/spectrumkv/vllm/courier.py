@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from spectrumkv import aio
+from spectrumkv import aio, reasons
 from spectrumkv.errors import SpectrumKVError, TransferFailed
 from spectrumkv.pools import Pool
 from spectrumkv.v1 import policy_pb2
@@ -20,6 +20,10 @@ _log = logging.getLogger("spectrumkv.vllm")
 # A cancel that the daemon does not answer is asked again: until it answers, it may write into the blocks.
 _ASK_AGAIN_S = 1.0
 _CALL_S = 10.0
+# For how long a call that the daemon has no room for is made again.
+_RETRY_S = 10.0
+# The least budget is told in six digits.
+_ROUNDED_UP = 1.00001
 # A daemon that says one of these touches nothing of the transfer any more: it is gone, or does not know it.
 _OVER = frozenset({"UNAVAILABLE", "NOT_FOUND", "FAILED_PRECONDITION", "CANCELLED"})
 
@@ -27,12 +31,14 @@ _OVER = frozenset({"UNAVAILABLE", "NOT_FOUND", "FAILED_PRECONDITION", "CANCELLED
 class Outgoing:
     """A prompt on its way. vLLM's thread says what is written; the courier's thread tells the daemon.
 
-    ended: called once, on the courier's thread, with why it failed or "". queries: RecentQueries of layers that are written, to be
+    ended: called once, on the courier's thread, with why it failed or "". counted: something to be counted. queries: RecentQueries of layers that are written, to be
     given with the next advance.
     """
 
-    def __init__(self, start: SendStart, layers: int, ended: Callable[[str], None]) -> None:
-        self.start, self.layers, self.ended = start, layers, ended
+    def __init__(
+        self, start: SendStart, layers: int, ended: Callable[[str], None], counted: Callable[[str], None]
+    ) -> None:
+        self.start, self.layers, self.ended, self.counted = start, layers, ended, counted
         self.written = 0  # an int is read and written as a whole
         self.queries: list[policy_pb2.RecentQueries] = []
         self.transfer_id = ""
@@ -58,7 +64,7 @@ class Courier:
         self._unwanted: set[str] = set()
 
     async def _connect(self) -> aio.Client:
-        return aio.Client(self._settings.daemon, timeout_s=_CALL_S, token_file=self._settings.token_file)
+        return aio.Client(self._settings.daemon, timeout_s=_CALL_S, retry_s=_RETRY_S, token_file=self._settings.token_file)
 
     def _submit(self, work: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -113,12 +119,24 @@ class Courier:
             "pool": pool, "token_count": start.token_count, "blocks": start.blocks, "policy": policy, "token": start.token,
             "deadline_ms": self._settings.deadline_ms, "layerwise": True,
         }  # fmt: skip
-        if start.peer:
-            await self.client.send(outgoing.transfer_id, peer=start.peer, **rest)
-        else:
-            await self.client.publish(outgoing.transfer_id, **rest)
+        try:
+            await self._send_or_publish(outgoing, rest)
+        except reasons.BUDGET_TOO_SMALL as error:
+            # A short prompt has more to say of its chunks than it has values to save. What is configured for long ones must not
+            # have it computed twice.
+            if policy is None or policy.strict_budget:
+                raise
+            policy.budget = float(error.metadata["least_budget"]) * _ROUNDED_UP
+            outgoing.counted("budgets_raised")
+            await self._send_or_publish(outgoing, rest)
         if start.computed > 0 and not outgoing.cancelled:
             await self.client.advance(outgoing.transfer_id, layers=outgoing.layers, tokens=start.computed)
+
+    async def _send_or_publish(self, outgoing: Outgoing, rest: dict[str, Any]) -> None:
+        if outgoing.start.peer:
+            await self.client.send(outgoing.transfer_id, peer=outgoing.start.peer, **rest)
+        else:
+            await self.client.publish(outgoing.transfer_id, **rest)
 
     async def _advance(self, outgoing: Outgoing) -> None:
         """Tells of layers as they are written; several at once where they come quicker than they can be told."""

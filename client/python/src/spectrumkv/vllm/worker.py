@@ -60,7 +60,7 @@ class WorkerSide:
         self._step = step
         self._now = []
         for send in step.sends:
-            outgoing = Outgoing(send, self._layers, functools.partial(self._send_ended, send.request_id))
+            outgoing = Outgoing(send, self._layers, functools.partial(self._send_ended, send.request_id), self._count)
             self._outgoing[send.request_id] = outgoing
             self._now.append(outgoing)
             self._courier.send(outgoing, self.pool, self.rank, self.size)
@@ -126,6 +126,10 @@ class WorkerSide:
 
     def close(self) -> None:
         self._courier.close()
+
+    def _count(self, what: str) -> None:
+        with self._ended:
+            self.counts[what] += 1
 
     def _send_ended(self, request_id: str, failed: str) -> None:
         with self._ended:
