@@ -3,9 +3,10 @@ installed for.
 
 vLLM's own API server takes three processes and as much memory; scheduler, worker, connector and the ways of a request through
 them are the same here. It answers POST /v1/completions (prompt or prompt_token_ids, max_tokens, kv_transfer_params, force: token
-ids that are generated whatever the model says), POST /abort and GET /stats.
+ids that are generated whatever the model says), POST /tokenize and /abort, and GET /stats.
 """
 
+import itertools
 import json
 import os
 import queue
@@ -59,7 +60,8 @@ class Engine:
         self.core = self.engine.engine_core.engine_core
         self.inbox = queue.Queue()
         self.waiting = {}
-        self.steps = self.idle_steps = self.preemptions = 0
+        self.names = itertools.count(1)
+        self.steps = self.idle_steps = 0
 
     def run(self):
         while True:
@@ -102,7 +104,7 @@ class Engine:
                 temperature=0, max_tokens=body.get("max_tokens", 16), logprobs=1, extra_args=extra, ignore_eos=bool(body.get("force"))
             )  # fmt: skip
             prompt = body.get("prompt_token_ids")
-            name = body["request_id"]
+            name = body.get("request_id") or f"request-{next(self.names)}"
             self.waiting[name] = reply
             self.engine.add_request(name, {"prompt_token_ids": prompt} if prompt else body["prompt"], params,
                                     arrival_time=time.time())  # fmt: skip
@@ -151,6 +153,8 @@ def serve(engine, host):
 
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.path == "/tokenize":
+                return self._answer(200, {"tokens": engine.engine.get_tokenizer().encode(body["prompt"])})
             if self.path == "/abort":
                 engine.abort(body["request_id"])
                 return self._answer(200, {})

@@ -11,6 +11,8 @@ import subprocess
 import tempfile
 import time
 
+import spectrumkv as skv
+
 MODEL = os.environ.get("SPECTRUMKV_ENGINE_MODEL", "")
 PYTHON = os.environ.get("SPECTRUMKV_ENGINE_PYTHON", "")
 SERVED = "smol"
@@ -32,7 +34,10 @@ class Server:
         options = {"model": MODEL, "served_model_name": SERVED, "extra": {"daemon": daemon_socket, **(extra or {})}, **options}
         environment = {
             **os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-            "GRPC_ENABLE_FORK_SUPPORT": "0", "VLLM_LOGGING_LEVEL": "INFO",
+            "GRPC_ENABLE_FORK_SUPPORT": "0",
+            "PYTHONPATH": str(pathlib.Path(skv.__file__).parents[1]),
+            # Nothing here is worth a compiler: the sampler would run one at the first request.
+            "TORCHDYNAMO_DISABLE": "1",
         }  # fmt: skip
         environment.pop("VLLM_CPU_KVCACHE_SPACE", None)
         program = pathlib.Path(__file__).with_name("engine_server.py")

@@ -323,12 +323,15 @@ def test_prefill_daemon_dies(d, decode, transfer_id, rng):
     with running() as dying, side(dying) as p:
         receiving(d, transfer_id, push(transfer_id, decode))
         request = p.add(transfer_id, TOKENS, do_remote_decode=True, **push(transfer_id, decode))
-        p.step(new=[(request, HERE, 0, TOKENS)], write=p.writer(values(rng, TOKENS), HERE), layers=2)
+        kv = values(rng, TOKENS)
+        p.step(new=[(request, HERE, 0, TOKENS)], write=p.writer(kv, HERE), layers=2)
+        until(lambda: np.array_equal(d.read(THERE, TOKENS)[:2], kv[:2]))
         start = time.monotonic()
         dying.kill()
         d.until(lambda: transfer_id in d.received)
         print(f"the receiver heard of it after {time.monotonic() - start:.2f} s")
         assert d.failed == set(THERE)
+        p.finish_step()  # the engine goes on
         kept, _ = p.scheduler.request_finished(request, aborted=False)
         assert kept
         p.until(lambda: transfer_id in p.sent)

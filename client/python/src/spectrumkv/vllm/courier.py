@@ -31,8 +31,8 @@ _OVER = frozenset({"UNAVAILABLE", "NOT_FOUND", "FAILED_PRECONDITION", "CANCELLED
 class Outgoing:
     """A prompt on its way. vLLM's thread says what is written; the courier's thread tells the daemon.
 
-    ended: called once, on the courier's thread, with why it failed or "". counted: something to be counted. queries: RecentQueries of layers that are written, to be
-    given with the next advance.
+    ended: called once, on the courier's thread, with why it failed or "". counted: something to be counted. queries: of layers, by their
+    places; they are given when the layer is written.
     """
 
     def __init__(
@@ -40,12 +40,23 @@ class Outgoing:
     ) -> None:
         self.start, self.layers, self.ended, self.counted = start, layers, ended, counted
         self.written = 0  # an int is read and written as a whole
-        self.queries: list[policy_pb2.RecentQueries] = []
+        self.policy = None if start.policy is None else policy_pb2.Policy.FromString(start.policy)
+        self.wants_queries = False
+        self.queries: list[tuple[int, policy_pb2.RecentQueries]] = []
+        self.rows: tuple[int, int] | None = None
         self.transfer_id = ""
         # Of the loop's thread:
         self.changed = asyncio.Event()
         self.over = asyncio.Event()
         self.cancelled = False
+
+    def want_queries(self) -> None:
+        """Has the daemon weigh tokens by the last queries, where they make a difference and nobody asked for something else."""
+        policy = policy_pb2.Policy() if self.policy is None else self.policy
+        importance = policy.importance
+        if policy.allocator != policy_pb2.ALLOCATOR_RAW and not importance.source and not importance.scores:
+            importance.source = policy_pb2.IMPORTANCE_SOURCE_RECENT_QUERIES
+            self.policy, self.wants_queries = policy, True
 
     def layers_written(self, layers: int) -> None:
         self.written = max(self.written, layers)
@@ -113,8 +124,7 @@ class Courier:
         outgoing.ended(why)
 
     async def _open_send(self, outgoing: Outgoing, pool: Pool) -> None:
-        start = outgoing.start
-        policy = None if start.policy is None else policy_pb2.Policy.FromString(start.policy)
+        start, policy = outgoing.start, outgoing.policy
         rest: dict[str, Any] = {
             "pool": pool, "token_count": start.token_count, "blocks": start.blocks, "policy": policy, "token": start.token,
             "deadline_ms": self._settings.deadline_ms, "layerwise": True,
@@ -129,7 +139,8 @@ class Courier:
             policy.budget = float(error.metadata["least_budget"]) * _ROUNDED_UP
             outgoing.counted("budgets_raised")
             await self._send_or_publish(outgoing, rest)
-        if start.computed > 0 and not outgoing.cancelled:
+        # What earlier steps computed can leave before this one's first layer; but then it is planned without the queries.
+        if start.computed > 0 and not outgoing.cancelled and not outgoing.wants_queries:
             await self.client.advance(outgoing.transfer_id, layers=outgoing.layers, tokens=start.computed)
 
     async def _send_or_publish(self, outgoing: Outgoing, rest: dict[str, Any]) -> None:
@@ -145,9 +156,10 @@ class Courier:
             await outgoing.changed.wait()
             outgoing.changed.clear()
             written = outgoing.written
-            while outgoing.queries and not outgoing.cancelled:
-                await self._advance_to(outgoing, written, outgoing.queries.pop(0))
-                told = written
+            while outgoing.queries and outgoing.queries[0][0] < written and not outgoing.cancelled:
+                place, queries = outgoing.queries.pop(0)
+                told = max(told, place + 1)
+                await self._advance_to(outgoing, told, queries)
             if written > told and not outgoing.cancelled:
                 await self._advance_to(outgoing, written, None)
                 told = written

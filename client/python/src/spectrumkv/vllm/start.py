@@ -7,6 +7,7 @@ from typing import Any
 
 from spectrumkv.vllm.cache import CachePool, Heads, SharedMemory, cpu_groups, layer_index
 from spectrumkv.vllm.courier import Courier
+from spectrumkv.vllm.queries import QueryCapture
 from spectrumkv.vllm.settings import Settings
 from spectrumkv.vllm.worker import WorkerSide
 
@@ -32,4 +33,7 @@ def make_worker(vllm_config: Any, settings: Settings, kv_caches: Mapping[str, An
     pool = CachePool(courier.client.sync, schema, groups)
     order = sorted(index for group in groups for index in group.layers)
     places = {name: order.index(layer_index(name)) for name in kv_caches if layer_index(name) in order}
-    return WorkerSide(pool, courier, places, rank=rank, size=size, idle_wait_s=settings.idle_wait_ms / 1000)
+    worker = WorkerSide(pool, courier, places, rank=rank, size=size, idle_wait_s=settings.idle_wait_ms / 1000)
+    if settings.recent_queries:
+        worker.captures_queries = bool(QueryCapture(layers, places, lambda: worker.sends_now).captured)
+    return worker

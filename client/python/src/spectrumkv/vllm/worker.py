@@ -33,6 +33,7 @@ class WorkerSide:
         self._courier, self._places, self._idle_wait_s = courier, dict(layer_places), idle_wait_s
         self._layers = len(set(self._places.values()))
         self.rank, self.size, self.pool = rank, size, pool
+        self.captures_queries = False  # somebody adds to Outgoing.queries before layer_written
         self._ended = threading.Condition()
         # Under the condition:
         self._sent: set[str] = set()
@@ -61,6 +62,8 @@ class WorkerSide:
         self._now = []
         for send in step.sends:
             outgoing = Outgoing(send, self._layers, functools.partial(self._send_ended, send.request_id), self._count)
+            if self.captures_queries:
+                outgoing.want_queries()
             self._outgoing[send.request_id] = outgoing
             self._now.append(outgoing)
             self._courier.send(outgoing, self.pool, self.rank, self.size)
