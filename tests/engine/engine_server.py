@@ -1,15 +1,17 @@
-"""vLLM's engine in one process behind a little HTTP: ROLE READY_FILE OPTIONS(JSON). Run by the interpreter that vLLM is
-installed for.
+"""vLLM engines, each in one process behind a little HTTP: a JSON list of {role, ready, log, options}. Run by the interpreter that
+vLLM is installed for.
 
 vLLM's own API server takes three processes and as much memory; scheduler, worker, connector and the ways of a request through
 them are the same here. It answers POST /v1/completions (prompt or prompt_token_ids, max_tokens, kv_transfer_params, force: token
 ids that are generated whatever the model says), POST /tokenize and /abort, and GET /stats.
 """
 
+import ctypes
 import itertools
 import json
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -176,8 +178,7 @@ def serve(engine, host):
     return server.server_address[1]
 
 
-def main():
-    role, ready, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+def run(role, ready, options):
     host = options.pop("host", "127.0.0.1")
     engine = Engine(role, options)
     port = serve(engine, host)
@@ -185,6 +186,23 @@ def main():
         json.dump({"host": host, "port": port}, out)
     os.rename(ready + ".new", ready)
     engine.run()
+
+
+def main():
+    """Importing vLLM is half of a start: it is done once, and every engine is a fork of this process, which only waits."""
+    children = {}
+    for one in json.loads(sys.argv[1]):
+        child = os.fork()
+        if child == 0:
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+            log = os.open(one["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            run(one["role"], one["ready"], one["options"])
+        children[child] = one["role"]
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    gone, status = os.wait()
+    sys.exit(f"the engine {children[gone]} has ended with {os.waitstatus_to_exitcode(status)}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import urllib.request
 import network
 import vllm_proxy
 from real_daemon import RealDaemon
-from servers import Server
+from servers import Engines, Server
 
 FAST = "10gbit"
 
@@ -41,15 +41,21 @@ class Pair:
         start = time.monotonic()
         self.prefill = self._server("kv_producer", self.prefill_daemon)
         self.decode = self._server("kv_consumer", self.decode_daemon)
-        for server in (self.prefill, self.decode):
-            server.wait_ready()
+        self.engines = Engines([self.prefill, self.decode])
+        try:
+            self.engines.wait_ready()
+        except BaseException:
+            self.engines.stop()
+            raise
         print(f"\nboth engines were ready after {time.monotonic() - start:.0f} s")
         self.blocks = [server.stats()["free_blocks"] for server in (self.prefill, self.decode)]
         self.routers = {pull: self._router(pull) for pull in (False, True)}
 
     @staticmethod
     def _server(role, daemon):
-        return Server(role, daemon.worker, extra={"peer_address": daemon.peer}, enable_prefix_caching=False)
+        # The longest deadline there is: on a machine that others use too a prompt can take minutes.
+        extra = {"daemon": daemon.worker, "peer_address": daemon.peer, "deadline_ms": 600_000}
+        return Server(role, extra, enable_prefix_caching=False)
 
     def _router(self, pull):
         addresses = [f"{server.host}:{server.port}" for server in (self.prefill, self.decode)]
@@ -89,8 +95,7 @@ class Pair:
             self.net.slow(rate)
 
     def close(self):
-        for server in (self.prefill, self.decode):
-            server.stop()
+        self.engines.stop()
         for router in self.routers.values():
             router.shutdown()
         for daemon in (self.prefill_daemon, self.decode_daemon):
