@@ -3,7 +3,7 @@ vLLM is installed for.
 
 vLLM's own API server takes three processes and as much memory; scheduler, worker, connector and the ways of a request through
 them are the same here. It answers POST /v1/completions (prompt or prompt_token_ids, max_tokens, kv_transfer_params, force: token
-ids that are generated whatever the model says), POST /tokenize and /abort, and GET /stats.
+ids that are generated whatever the model says), POST /tokenize and /abort, GET /stats and /metrics.
 """
 
 import ctypes
@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
+import prometheus_client  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
 from vllm.engine.arg_utils import EngineArgs  # noqa: E402
 from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
@@ -56,7 +57,7 @@ class Engine:
         arguments = {
             "dtype": "float32", "block_size": 32, "max_model_len": 2048, "max_num_seqs": 8, "enforce_eager": True,
             "distributed_executor_backend": "uni", "kv_cache_memory_bytes": 256 << 20, "kv_transfer_config": transfer,
-            "logits_processors": [Forced], "logprobs_mode": "raw_logprobs", "disable_log_stats": True, **options,
+            "logits_processors": [Forced], "logprobs_mode": "raw_logprobs", **options,
         }  # fmt: skip
         self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self.core = self.engine.engine_core.engine_core
@@ -151,7 +152,7 @@ def serve(engine, host):
             pass
 
         def do_GET(self):
-            self._answer(200, engine.stats())
+            self._answer(200, engine.stats() if self.path == "/stats" else {"text": prometheus_client.generate_latest().decode()})
 
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -58,6 +59,13 @@ class Server:
 
     def stats(self):
         return self.request("GET", "/stats")
+
+
+    def counts(self):
+        """The connector's counter: event -> number."""
+        text = self.request("GET", "/metrics")["text"]
+        found = re.findall(r'^vllm:spectrumkv_requests_total\{.*event="(\w+)".*\} (\S+)$', text, re.MULTILINE)
+        return {event: float(number) for event, number in found}
 
 
 class Engines:

@@ -117,7 +117,7 @@ def test_abort_of_either_half(pair):
 def test_prefill_daemon_dies_on_the_way(pair, baseline):
     """The decode engine computes the prompt itself; once the daemon is back, all is as before."""
     prompt, tokens = next(iter(baseline.items()))
-    pair.slow("8mbit")  # a minute for this prompt
+    pair.slow("8mbit")  # a minute for so much KV
     answers = []
     asked = threading.Thread(target=lambda: answers.append(pair.routed(prompt, policy=RAW, name="dying", max_tokens=TOKENS)))
     asked.start()
@@ -164,6 +164,14 @@ def test_time_to_first_token(pair, rate):
     until(lambda: first_tokens(pair)[0] >= before[0] + 12)
     count, seconds = (after - was for after, was in zip(first_tokens(pair), before, strict=True))
     print(f"the daemon's histogram has {count:.0f} of them, {seconds / count:.2f} s on average")
+
+
+def test_what_became_of_requests_is_counted(pair):
+    """The last test: vLLM's /metrics has what the others did."""
+    prefill, decode = pair.prefill.counts(), pair.decode.counts()
+    print(prefill, decode)
+    assert prefill["sends_committed"] > 0 and decode["loads_committed"] > 0
+    assert prefill["sends_failed"] > 0 and decode["loads_failed"] > 0
 
 
 def first_tokens(pair):

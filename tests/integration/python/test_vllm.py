@@ -12,7 +12,6 @@ from engine_side import BLOCK, LAYERS, EngineSide, values
 from real_daemon import running
 
 import spectrumkv as skv
-from spectrumkv.vllm.settings import Handover, Settings, policy_of
 
 TOKENS = 18  # five blocks, the last of them half used
 HERE, THERE = [9, 2, 7, 30, 11], [1, 40, 3, 22, 5]
@@ -464,24 +463,6 @@ def test_parameters_that_cannot_be(p, what, caplog):
     assert not p.step(new=[(request, HERE, 0, TOKENS)]).sends
     assert p.scheduler.request_finished(request, aborted=False) == (False, None)
     assert p.scheduler.take_counts() == {"requests_refused": 1}
-
-
-@pytest.mark.parametrize(
-    "extra", [{"deamon": "x"}, {"deadline_ms": "30"}, {"policy": {"tiers": 5}}, {"policy": {"budget": "half"}}, {"recent_queries": 1}]
-)
-def test_settings_that_cannot_be(extra):
-    with pytest.raises(ValueError):
-        Settings.of(extra)
-
-
-def test_asked_budget_replaces_an_automatic_one():
-    made = policy_of({"budget": "auto", "target_seconds": 0.5}, {"budget": 0.3})
-    assert made.budget == pytest.approx(0.3) and not made.HasField("auto_budget")
-    assert policy_of({}, {}) is None
-
-
-def test_handover_of_requests_without_one():
-    assert Handover.of(None) is None and Handover.of({}) is None and Handover.of({"other": 1}) is None
 
 
 def test_close_ends_what_is_under_way(decode, transfer_id):

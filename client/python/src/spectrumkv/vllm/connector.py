@@ -17,6 +17,7 @@ from spectrumkv.client import Client
 from spectrumkv.v1 import schema_pb2
 from spectrumkv.vllm.scheduler import SchedulerSide
 from spectrumkv.vllm.settings import Settings
+from spectrumkv.vllm.stats import TransferCounts, TransferMetrics
 from spectrumkv.vllm.steps import Step
 from spectrumkv.vllm.worker import WorkerSide
 
@@ -127,6 +128,21 @@ class SpectrumKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return set() if self._worker is None else self._worker.take_failed_blocks()
+
+    def get_kv_connector_stats(self) -> TransferCounts | None:
+        side = self._scheduler or self._worker
+        counts = None if side is None else side.take_counts()
+        return TransferCounts(dict(counts)) if counts else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> TransferCounts:
+        return TransferCounts(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
+    ) -> TransferMetrics:
+        return TransferMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
         if self._worker is not None:
