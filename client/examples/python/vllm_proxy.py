@@ -8,6 +8,8 @@ import contextlib
 import http.client
 import json
 import secrets
+import select
+import socket
 import sys
 import threading
 import time
@@ -21,17 +23,17 @@ class Router:
         self.prefill, self.decode, self.decode_peer, self.pull, self.timeout_s = prefill, decode, decode_peer, pull, timeout_s
 
     def ask(self, server, path, body):
-        """An open connection and its answer."""
+        """A connection whose answer is to come."""
         connection = http.client.HTTPConnection(server, timeout=self.timeout_s)
         try:
             connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-            return connection, connection.getresponse()
+            return connection
         except BaseException:
             connection.close()
             raise
 
     def route(self, path, body):
-        """The decode's connection and answer. Where the prefill fails, the decode computes the prompt itself."""
+        """The decode's connection. Where the prefill fails, the decode computes the prompt itself."""
         asked = body.pop("kv_transfer_params", None) or {}
         both = {"transfer_id": f"proxy-{secrets.token_hex(16)}", "transfer_token": secrets.token_hex(16), **asked}
         if self.pull:
@@ -48,12 +50,26 @@ class Router:
             one["max_completion_tokens"] = 1
         one.pop("stream_options", None)
         try:
-            connection, answer = self.ask(self.prefill, path, one)
-            with contextlib.closing(connection):
-                return json.loads(answer.read()).get("kv_transfer_params") if answer.status == 200 else None
+            with contextlib.closing(self.ask(self.prefill, path, one)) as connection:
+                answer = connection.getresponse()
+                told = answer.read()
+            if answer.status == 200:
+                return json.loads(told).get("kv_transfer_params")
+            print(f"prefill: {answer.status} {told[:200]!r}", file=sys.stderr)
         except (OSError, ValueError, http.client.HTTPException) as error:
             print(f"prefill: {error!r}", file=sys.stderr)
-            return None
+        return None
+
+
+def has_gone(client, server):
+    """Waits until `server` has something to say, or `client` is gone: whether it is."""
+    while True:
+        ready, _, _ = select.select([client, server], [], [])
+        if server in ready:
+            return False
+        if not client.recv(1, socket.MSG_PEEK):
+            return True
+        time.sleep(0.1)  # a client that sends more than its request
 
 
 def serve(router, listen):
@@ -65,8 +81,14 @@ def serve(router, listen):
 
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
-            connection, answer = router.route(self.path, body)
-            with contextlib.closing(connection):  # also when the client has gone: vLLM then aborts the request
+            try:
+                connection = router.route(self.path, body)
+            except OSError as error:
+                return self.send_error(502, f"decode: {error}")
+            with contextlib.closing(connection):  # before its answer has ended: vLLM then aborts the request
+                if has_gone(self.connection, connection.sock):
+                    return None
+                answer = connection.getresponse()
                 self.send_response(answer.status)
                 self.send_header("Content-Type", answer.getheader("Content-Type", "application/json"))
                 self.end_headers()
