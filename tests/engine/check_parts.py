@@ -1,6 +1,8 @@
 """The parts of the connector that need PyTorch, without vLLM: run by the interpreter of install.sh, through test_parts.py."""
 
+import importlib.util
 import json
+import pathlib
 import sys
 import types
 import unittest
@@ -91,6 +93,32 @@ class Cache(unittest.TestCase):
         for name in ("model.attn", "layers.1.experts.2.attn"):
             with self.assertRaises(ValueError):
                 layer_index(name)
+
+
+class Kernel(unittest.TestCase):
+    def test_vllm_writes_where_the_schema_says(self):
+        """vLLM's own kernel, in the memory layouts that are taken, for every data type."""
+        (library,) = pathlib.Path(importlib.util.find_spec("vllm").origin).parent.glob("_C_AVX2*.so")
+        torch.ops.load_library(str(library))
+        memory = SharedMemory()
+        self.addCleanup(memory.close)
+        for layout in ("vec", "vec16"):
+            for dtype in (torch.float32, torch.float16, torch.bfloat16):
+                name, cache = next(iter(cache_of(memory, 1, dtype, (3, HEADS, TOKENS, 2 * 64)).items()))
+                planes = cache.view(3, HEADS, 2 * TOKENS, 64).chunk(2, dim=2)
+                key, value = torch.randn(2, 40, HEADS, 64).to(dtype)
+                slots = torch.arange(5, 45, dtype=torch.int64)
+                torch.ops._C.cpu_attn_reshape_and_cache(key, value, *planes, slots, layout, 1.0, 1.0, "auto")
+                schema, _ = cpu_groups({name: cache}, {name: layout}, ATTENTION, memory)
+                (tensors,) = schema.groups[0].layers
+                flat = memory.segments[-1].memory.view("<u4" if dtype.itemsize == 4 else "<u2")
+                for view, wanted in ((tensors.k, key), (tensors.v, value)):
+                    wanted = wanted.view(torch.int32 if dtype.itemsize == 4 else torch.int16).numpy().view(flat.dtype)
+                    strides = (view.block_stride_bytes, view.token_stride_bytes, view.head_stride_bytes, view.dim_stride_bytes)
+                    there = np.lib.stride_tricks.as_strided(
+                        flat[view.offset_bytes // flat.itemsize :], (3, TOKENS, HEADS, 64), strides
+                    )  # fmt: skip
+                    np.testing.assert_array_equal(there.reshape(-1, HEADS, 64)[5:45], wanted, f"{layout} {dtype}")
 
 
 class Impl:

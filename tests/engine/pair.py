@@ -53,8 +53,8 @@ class Pair:
 
     @staticmethod
     def _server(role, daemon):
-        # The longest deadline there is: on a machine that others use too a prompt can take minutes.
-        extra = {"daemon": daemon.worker, "peer_address": daemon.peer, "deadline_ms": 600_000}
+        # Long: on a machine that others use too a prompt can take a minute.
+        extra = {"daemon": daemon.worker, "peer_address": daemon.peer, "deadline_ms": 120_000}
         return Server(role, extra, enable_prefix_caching=False)
 
     def _router(self, pull):
@@ -78,8 +78,9 @@ class Pair:
         return self.decode.complete(prompt=prompt, **body)["choices"][0]
 
     def report(self, name):
-        with self.decode_daemon.client() as client:
-            return client.get_transfer(name)
+        """(the sender's, the receiver's)."""
+        with self.prefill_daemon.client() as sender, self.decode_daemon.client() as receiver:
+            return sender.get_transfer(name), receiver.get_transfer(name)
 
     def until_free(self, timeout_s=60):
         """Waits until both engines have all their blocks again; what they have otherwise."""

@@ -37,7 +37,7 @@ def test_raw_is_no_disaggregation_token_for_token(pair, baseline):
     for i, (prompt, tokens) in enumerate(baseline.items()):
         name = f"raw-{i}"
         assert pair.routed(prompt, policy=RAW, name=name, max_tokens=TOKENS)["token_ids"] == tokens
-        report = pair.report(name)
+        _, report = pair.report(name)
         assert report.state == report_pb2.TRANSFER_STATE_COMMITTED, report
         print(f"{name}: {report.kv_bytes} bytes of KV, {report.wire_bytes} on the wire, {report.duration_seconds:.2f} s")
     assert pair.until_free() == pair.blocks
@@ -57,7 +57,7 @@ def test_at_the_same_time(pair, baseline):
 def test_pull(pair, baseline):
     prompt, tokens = next(iter(baseline.items()))
     assert pair.routed(prompt, policy=RAW, pull=True, name="pulled", max_tokens=TOKENS)["token_ids"] == tokens
-    assert pair.report("pulled").state == report_pb2.TRANSFER_STATE_COMMITTED
+    assert pair.report("pulled")[1].state == report_pb2.TRANSFER_STATE_COMMITTED
     assert pair.until_free() == pair.blocks
 
 
@@ -75,11 +75,11 @@ def test_what_a_budget_costs(pair, baseline):
             agree.append(sum(a == b for a, b in zip(greedy, baseline[prompt], strict=False)) / TOKENS)
             told.append(ask(prompt, max_tokens=TOKENS, force=forced, **named("forced")))
             if policy is not None:
-                report = pair.report(f"cost-{title}-forced-{i}")
+                sent, report = pair.report(f"cost-{title}-forced-{i}")
                 assert report.state == report_pb2.TRANSFER_STATE_COMMITTED, report
                 wire.append(report.wire_bytes / report.kv_bytes)
                 if "budget" in policy:
-                    assert report.importance == policy_pb2.IMPORTANCE_SOURCE_RECENT_QUERIES
+                    assert sent.importance == policy_pb2.IMPORTANCE_SOURCE_RECENT_QUERIES
         values = [value for answer in told for value in answer["token_logprobs"]]
         logprobs[title] = values
         ppl = math.exp(-sum(values) / len(values))

@@ -88,7 +88,10 @@ def serve(router, listen):
             with contextlib.closing(connection):  # before its answer has ended: vLLM then aborts the request
                 if has_gone(self.connection, connection.sock):
                     return None
-                answer = connection.getresponse()
+                try:
+                    answer = connection.getresponse()
+                except (OSError, http.client.HTTPException) as error:
+                    return self.send_error(502, f"decode: {error}")
                 self.send_response(answer.status)
                 self.send_header("Content-Type", answer.getheader("Content-Type", "application/json"))
                 self.end_headers()

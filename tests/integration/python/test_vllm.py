@@ -11,7 +11,6 @@ from ends import until
 from engine_side import BLOCK, LAYERS, EngineSide, values
 from real_daemon import running
 
-import spectrumkv as skv
 
 TOKENS = 18  # five blocks, the last of them half used
 HERE, THERE = [9, 2, 7, 30, 11], [1, 40, 3, 22, 5]
@@ -343,7 +342,6 @@ def test_decode_daemon_dies_and_comes_back(p, transfer_id, rng):
         dying.restart()
         d.until(lambda: first in d.received)
         assert d.failed == set(THERE)
-        until(lambda: d.pool.registrations == 2 and answers(d.scheduler._client))
         d.failed.clear()
         # The scheduler's side knows the old pool alone; the worker's makes it good.
         name, kv = f"{transfer_id}-2", values(rng, TOKENS)
@@ -355,11 +353,18 @@ def test_decode_daemon_dies_and_comes_back(p, transfer_id, rng):
         np.testing.assert_array_equal(d.read(THERE, TOKENS), kv)
 
 
-def answers(client):
-    try:
-        client.get_transfer("nothing")
-    except skv.SpectrumKVError as error:
-        return error.code == "NOT_FOUND"
+def test_prefill_daemon_restarts_between_two_requests(d, decode, transfer_id, rng):
+    """The next request may come before the connection is there again: it is sent all the same."""
+    with running() as dying, side(dying) as p:
+        for i in range(2):
+            name, kv = f"{transfer_id}-{i}", values(rng, TOKENS)
+            receiving(d, name, push(name, decode))
+            request = p.add(name, TOKENS, do_remote_decode=True, **push(name, decode))
+            p.step(new=[(request, HERE, 0, TOKENS)], write=p.writer(kv, HERE))
+            d.until(lambda name=name: name in d.received)
+            assert not d.failed
+            np.testing.assert_array_equal(d.read(THERE, TOKENS), kv)
+            dying.restart()
 
 
 def test_daemon_that_stands_still_keeps_the_blocks(p, transfer_id, rng):

@@ -20,7 +20,7 @@ from spectrumkv.v1 import schema_pb2
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 # Names of memory layouts of vLLM's CPU attention (csrc/cpu) whose K of a block and head is [head_dim, tokens] and whose V
 # is [tokens, head_dim]. Others interleave tokens for matrix instructions, which strides cannot say.
-_PLAIN_CPU = frozenset({"vec"})
+_PLAIN_CPU = frozenset({"vec", "vec16"})
 
 
 class SharedMemory:

@@ -6,7 +6,8 @@ import asyncio
 import concurrent.futures
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from spectrumkv import aio, reasons
@@ -22,6 +23,9 @@ _ASK_AGAIN_S = 1.0
 _CALL_S = 10.0
 # For how long a call that the daemon has no room for is made again.
 _RETRY_S = 10.0
+# For how long a daemon that cannot be reached is taken for one that is restarting, and how often it is tried.
+_RECONNECT_S = 5.0
+_RECONNECT_PAUSE_S = 0.1
 # The least budget is told in six digits.
 _ROUNDED_UP = 1.00001
 # A daemon that says one of these touches nothing of the transfer any more: it is gone, or does not know it.
@@ -145,9 +149,8 @@ class Courier:
 
     async def _send_or_publish(self, outgoing: Outgoing, rest: dict[str, Any]) -> None:
         if outgoing.start.peer:
-            await self.client.send(outgoing.transfer_id, peer=outgoing.start.peer, **rest)
-        else:
-            await self.client.publish(outgoing.transfer_id, **rest)
+            rest = {**rest, "peer": outgoing.start.peer}
+        await _reach(self.client.send if outgoing.start.peer else self.client.publish, outgoing.transfer_id, rest)
 
     async def _advance(self, outgoing: Outgoing) -> None:
         """Tells of layers as they are written; several at once where they come quicker than they can be told."""
@@ -221,9 +224,8 @@ class Courier:
             "deadline_ms": self._settings.deadline_ms,
         }  # fmt: skip
         if load.peer:
-            await self.client.fetch(name, peer=load.peer, **rest)
-        else:
-            await self.client.expect(name, **rest)
+            rest["peer"] = load.peer
+        await _reach(self.client.fetch if load.peer else self.client.expect, name, rest)
 
     # ---- ends ------------------------------------------------------------------------------------------------------
 
@@ -254,3 +256,20 @@ class Courier:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.client.close()
+
+
+def unreachable(error: SpectrumKVError) -> bool:
+    """Whether no daemon spoke."""
+    return error.code == "UNAVAILABLE" and not error.reason
+
+
+async def _reach(call: Callable[..., Awaitable[None]], transfer_id: str, arguments: dict[str, Any]) -> None:
+    """Calls, and again for a while where the daemon cannot be reached: a restart must not cost the other half its deadline."""
+    give_up = time.monotonic() + _RECONNECT_S
+    while True:
+        try:
+            return await call(transfer_id, **arguments)
+        except SpectrumKVError as error:
+            if not unreachable(error) or time.monotonic() > give_up:
+                raise
+        await asyncio.sleep(_RECONNECT_PAUSE_S)

@@ -20,6 +20,7 @@ from spectrumkv.client import Client
 from spectrumkv.errors import SpectrumKVError
 from spectrumkv.pools import Pool
 from spectrumkv.v1 import schema_pb2
+from spectrumkv.vllm.courier import unreachable
 from spectrumkv.vllm.settings import Handover, Settings, policy_of
 from spectrumkv.vllm.steps import LoadStart, SendStart, Step, part_name
 
@@ -116,7 +117,7 @@ class SchedulerSide:
 
     def _open(self, load: LoadStart) -> None:
         """Reserves the blocks now, before the step's computation: the sender may be waiting. What a worker can make good (a
-        pool that the daemon has forgotten) is left to it."""
+        pool that the daemon has forgotten, a daemon that restarts) is left to it."""
         worker = self._client.worker
         for rank, pool in enumerate(self._pools):
             name = part_name(load.transfer_id, rank, len(self._pools))
@@ -133,7 +134,7 @@ class SchedulerSide:
                 load.opened.append(True)
             except SpectrumKVError as error:
                 load.opened.append(False)
-                if not Pool.forgotten(error):
+                if not Pool.forgotten(error) and not unreachable(error):
                     load.failed = str(error)
                     self._count("loads_refused", load.request_id, f"the daemon does not take it: {error}")
                     return

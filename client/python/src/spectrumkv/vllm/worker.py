@@ -6,18 +6,21 @@ the computation never waits for it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
+from spectrumkv.errors import SpectrumKVError
 from spectrumkv.pools import Pool
 from spectrumkv.vllm.courier import Courier, Outgoing
 from spectrumkv.vllm.steps import Step
 
 # How long a preempted sender's cancel may hold up the step that takes its blocks away.
 _CANCEL_S = 30.0
+_CLOSE_MS = 1000
 
 
 class WorkerSide:
@@ -128,6 +131,8 @@ class WorkerSide:
         return counts
 
     def close(self) -> None:
+        with contextlib.suppress(SpectrumKVError):  # what is under way ends with the connection
+            self.pool.close(_CLOSE_MS)
         self._courier.close()
 
     def _count(self, what: str) -> None:
