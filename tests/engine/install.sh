@@ -4,7 +4,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 into=${1:-${SPECTRUMKV_ENGINE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/spectrumkv-engine}}
-stamp=$(cat "$here"/requirements.txt "$here"/*.py "$here/install.sh" | grep -v '^#' | sha256sum)
+stamp=$(cat "$here"/{requirements.txt,make_cuda_stubs.py,gguf_to_hf.py,install.sh} | sha256sum)
 if [ "$(cat "$into/installed" 2>/dev/null)" != "$stamp" ]; then
   mkdir -p "$into"
   rm -f "$into/installed"

@@ -18,8 +18,8 @@ from spectrumkv.segment import SHM_DIRECTORY, SharedSegment
 from spectrumkv.v1 import schema_pb2
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-# Names of memory layouts of vLLM's CPU attention (csrc/cpu) whose K of a block and head is [head_dim, tokens] and whose V
-# is [tokens, head_dim]. Others interleave tokens for matrix instructions, which strides cannot say.
+# Memory layouts of vLLM's CPU attention (the instruction set it is named after) whose K of a block and head is [head_dim, tokens]
+# and whose V is [tokens, head_dim]. Others interleave tokens for matrix instructions, which strides cannot say.
 _PLAIN_CPU = frozenset({"vec", "vec16"})
 
 
@@ -100,8 +100,8 @@ def cpu_groups(
     for name, cache in caches.items():
         if layouts.get(name) not in _PLAIN_CPU:
             raise ValueError(
-                f"{name}: the memory layout of this attention ({layouts.get(name)!r}) is not one that can be transferred; "
-                "bfloat16 on a CPU with AMX has none: use --dtype float32 or float16"
+                f"{name}: the memory layout of this attention ({layouts.get(name)!r}) cannot be said by strides; "
+                "bfloat16 on a CPU with AMX has such a one: use --dtype float32 or float16"
             )
         if cache.data_ptr() in seen:
             continue  # a layer that uses the cache of another one
