@@ -28,15 +28,16 @@ class Request:
 
 
 class EngineSide:
-    def __init__(self, daemon, **extra):
+    def __init__(self, daemon, block=BLOCK, dtype="float32", **extra):
+        self.block = block
         self.settings = Settings.of({"daemon": daemon.worker, "peer_address": daemon.peer, "policy": RAW, **extra})
         self.courier = Courier(self.settings)
-        group = skv.Group(range(LAYERS), heads=HEADS, head_dim=DIM, block_tokens=BLOCK, num_blocks=BLOCKS, dtype="float32")
+        group = skv.Group(range(LAYERS), heads=HEADS, head_dim=DIM, block_tokens=block, num_blocks=BLOCKS, dtype=dtype)
         self.pool = self.courier.client.sync.shared_memory_pool([group], model="m")
         assert self.pool.wait_held()
         places = {f"model.layers.{i}.attn": i for i in range(LAYERS)}
         self.worker = WorkerSide(self.pool, self.courier, places)
-        self.scheduler = SchedulerSide(self.settings, skv.Client(daemon.worker, timeout_s=5), BLOCK)
+        self.scheduler = SchedulerSide(self.settings, skv.Client(daemon.worker, timeout_s=5), block)
         self.scheduler.set_pools([self.pool.ref])
         self.kv = self.pool.kv()
         self.kv[:] = np.nan
@@ -104,7 +105,7 @@ class EngineSide:
 
         def write(layer):
             for token in range(first, last):
-                self.kv[layer, :, blocks[token // BLOCK], token % BLOCK] = values[layer, :, token]
+                self.kv[layer, :, blocks[token // self.block], token % self.block] = values[layer, :, token]
 
         return write
 

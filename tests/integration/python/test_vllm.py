@@ -94,6 +94,18 @@ def test_layers_leave_before_the_step_has_ended(p, d, decode, transfer_id, rng):
     np.testing.assert_array_equal(d.read(THERE, TOKENS), kv)
 
 
+def test_sides_of_other_block_size_and_type(p, decode, transfer_id, rng):
+    """What the daemons convert: the connector names blocks of its own engine's size."""
+    with side(decode, block=8, dtype="float16") as d:
+        kv = values(rng, TOKENS).astype(np.float16)
+        receiving(d, transfer_id, push(transfer_id, decode))
+        request = p.add(transfer_id, TOKENS, do_remote_decode=True, **push(transfer_id, decode))
+        p.step(new=[(request, HERE, 0, TOKENS)], write=p.writer(kv, HERE))
+        d.until(lambda: transfer_id in d.received)
+        assert not d.failed
+        np.testing.assert_array_equal(d.read(THERE[:3], TOKENS), kv)
+
+
 def test_pull_with_what_the_answer_tells(p, d, prefill, transfer_id, rng):
     kv = values(rng, TOKENS)
     request = p.add(transfer_id, TOKENS, do_remote_decode=True, transfer_id=transfer_id)
