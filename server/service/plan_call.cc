@@ -117,7 +117,7 @@ absl::Status AttendAll(const ServiceContext& context, const BlockHold& hold, con
     work.Add(std::make_unique<LayerAttention>(layer, layers[layer], tokens, mine.all, mine.entry));
   }
   for (size_t job = 0; job < work.jobs(); ++job) {
-    if (status = work.Run(job, *context.backend, source); !status.ok()) return status;
+    if (absl::Status done = work.Run(job, *context.backend, source); !done.ok()) return done;
   }
   AttentionScores scores(layers.size(), tokens);
   work.MoveTo(&scores);

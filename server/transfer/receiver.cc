@@ -1,14 +1,11 @@
 #include "server/transfer/receiver.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cuda/codec.h"
 #include "server/base/ids.h"
 #include "server/base/status.h"
-#include "server/decode/device_decode.h"
 #include "server/transfer/part_group.h"
 
 namespace spectrumkv {
@@ -16,26 +13,6 @@ namespace {
 
 // Chunks under way until the first layer is ready: more of them are of later layers and take time from it.
 constexpr uint32_t kFirstCredits = 16;
-
-DecodeScratch& ThreadScratch() {
-  static thread_local DecodeScratch scratch;
-  return scratch;
-}
-
-// What a thread needs to check a chunk where it lies.
-struct VerifyScratch {
-  std::vector<Piece> pieces;
-  Workspace room;
-};
-
-// `place`: of the chunk among those that this thread looks at together; the view is good until the place's next use.
-absl::StatusOr<ChunkView> Verify(const ReceivedChunk& chunk, const DecodeTarget& target, size_t place = 0) {
-  static thread_local VerifyScratch scratches[gpu::kMaxBatch];
-  VerifyScratch& scratch = scratches[place];
-  scratch.pieces.clear();
-  for (const ByteSpan& piece : chunk.pieces()) scratch.pieces.push_back({piece.data, piece.size});
-  return VerifyChunk({scratch.pieces.data(), scratch.pieces.size()}, scratch.room.Reserve(chunk.size()), target);
-}
 
 absl::Status Violation(const std::string& what) {
   return MakeError(absl::StatusCode::kInvalidArgument, "PROTOCOL_VIOLATION", what);
@@ -290,85 +267,6 @@ void ReceiverTransfer::OnChunk(uint32_t attempt, std::unique_ptr<ReceivedChunk> 
   }
   if (shared->size() <= options().inline_chunk_bytes) return DecodeOne(attempt, shared, slot);
   parts().compute->Post([this, self = shared_from_this(), attempt, shared, slot] { DecodeOne(attempt, shared, slot); });
-}
-
-void ReceiverTransfer::DecodeOne(uint32_t attempt, const std::shared_ptr<ReceivedChunk>& chunk,
-                                 std::shared_ptr<Slot> slot) {
-  Arrived arrived{chunk, std::move(slot), {}, {}};
-  if (!VerifyArrived(0, &arrived)) return;
-  if (!gate_.Enter()) return Post([this, slot = arrived.slot] { ReturnSlot(slot); });
-  const int64_t verified_ns = NowNs();
-  Decoded& decoded = arrived.decoded;
-  decoded.duplicate = !coverage_->Claim(decoded.chunk_index);
-  if (!decoded.duplicate) {
-    decoded.result = DecodeChunk(*parts().backend, arrived.view, decode_target_, &ThreadScratch());
-  }
-  gate_.Leave();
-  decoded.decode_seconds = static_cast<double>(NowNs() - verified_ns) * 1e-9;
-  Dispatch([this, decoded, slot = arrived.slot] {
-    OnDecoded(decoded);
-    ReturnSlot(slot);
-  });
-}
-
-bool ReceiverTransfer::VerifyArrived(size_t place, Arrived* arrived) {
-  const int64_t begin_ns = NowNs();
-  absl::StatusOr<ChunkView> view = Verify(*arrived->chunk, decode_target_, place);
-  if (!view.ok()) {
-    Post([this, slot = arrived->slot, why = view.status()] {
-      ReturnSlot(slot);
-      Fail(why);
-    });
-    return false;
-  }
-  arrived->view = *view;
-  Decoded& decoded = arrived->decoded;
-  decoded.chunk_index = view->header.chunk_index;
-  decoded.chunk_bytes = arrived->chunk->size();
-  decoded.kv_bytes = KvBytes(view->dims);
-  decoded.counts = view->counts;
-  decoded.receive_seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
-  return true;
-}
-
-void ReceiverTransfer::DecodeArrived() {
-  std::vector<Arrived> batch;
-  {
-    std::lock_guard<std::mutex> lock(slots_mutex_);
-    const auto end = arrived_.begin() + static_cast<ptrdiff_t>(std::min<size_t>(arrived_.size(), gpu::kMaxBatch));
-    batch.assign(std::make_move_iterator(arrived_.begin()), std::make_move_iterator(end));
-    arrived_.erase(arrived_.begin(), end);
-  }
-  std::vector<Arrived> good;
-  for (Arrived& arrived : batch) {
-    if (VerifyArrived(good.size(), &arrived)) good.push_back(std::move(arrived));
-  }
-  if (good.empty()) return;
-  const auto give_back = [this, &good](const absl::Status& why) {
-    for (Arrived& arrived : good) Post([this, slot = arrived.slot] { ReturnSlot(slot); });
-    if (!why.ok()) Post([this, why] { Fail(why); });
-  };
-  if (!gate_.Enter()) return give_back(absl::OkStatus());
-  const int64_t begin_ns = NowNs();
-  std::vector<DeviceDecode> jobs;
-  for (Arrived& arrived : good) {
-    arrived.decoded.duplicate = !coverage_->Claim(arrived.decoded.chunk_index);
-    if (!arrived.decoded.duplicate) jobs.push_back({arrived.view.pieces(), &arrived.view, {}});
-  }
-  absl::Status done;
-  if (!jobs.empty()) done = DecodeOnDevice(decode_target_, &ThreadScratch(), &jobs);
-  gate_.Leave();
-  if (!done.ok()) return give_back(done);
-  const double seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9 / static_cast<double>(good.size());
-  size_t next = 0;
-  for (Arrived& arrived : good) {
-    if (!arrived.decoded.duplicate) arrived.decoded.result = jobs[next++].result;
-    arrived.decoded.decode_seconds = seconds;
-    Dispatch([this, decoded = arrived.decoded, slot = arrived.slot] {
-      OnDecoded(decoded);
-      ReturnSlot(slot);
-    });
-  }
 }
 
 void ReceiverTransfer::ReturnSlot(std::shared_ptr<Slot> slot) {
