@@ -353,15 +353,7 @@ void ReceiverTransfer::LetGoOfSlots() {
 
 void ReceiverTransfer::OnAction(Action action) {
   if (action != Action::kStartCommit) return;
-  if (is_part()) {
-    group_->OnComplete(part().index);
-  } else {
-    Commit();
-  }
-}
-
-void ReceiverTransfer::BeginCommit() {
-  if (!terminal()) Commit();
+  is_part() ? group_->OnComplete(part().index) : Commit();
 }
 
 void ReceiverTransfer::Commit() {

@@ -27,7 +27,9 @@ class ReceiverTransfer final : public Transfer {
   void OnGreeted() override {}
   absl::Status CheckHello(const HelloFrame& hello) override;
   void OnAction(Action action) override;
-  void BeginCommit() override;
+  void BeginCommit() override {
+    if (!terminal()) Commit();
+  }
   const char* HeartbeatReason() const override;
   void StopWork() override;
   void SayGoodbye() override;

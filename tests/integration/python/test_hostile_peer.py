@@ -255,8 +255,8 @@ def test_first_frame_is_no_hello(peer):
 
 HELLOS = {
     "format version 2": (dict(format_version=2), "UNIMPLEMENTED", "UNSUPPORTED_VERSION"),
-    "part 1 of 1": (dict(part_index=1), "INVALID_ARGUMENT", "INVALID_PART"),
-    "no parts": (dict(part_count=0), "INVALID_ARGUMENT", "INVALID_PART"),
+    "part 1 of 1": (dict(part_index=1), "INVALID_ARGUMENT", "MALFORMED_FRAME"),
+    "no parts": (dict(part_count=0), "INVALID_ARGUMENT", "MALFORMED_FRAME"),
     "65 parts": (dict(part_count=65), "INVALID_ARGUMENT", "INVALID_PART"),
     "token": (dict(transfer_token=b"0123456789abcdef"), "PERMISSION_DENIED", "TOKEN_MISMATCH"),
     "epoch": (dict(expected_epoch=99), "FAILED_PRECONDITION", "PEER_RESTARTED"),

@@ -141,7 +141,9 @@ def test_only_the_rest_of_a_prompt_is_sent(prefix, sizes, policy, source, target
     here = make_side(source, prefill, [here_group], {0: scattered(rng, here_group, tokens)})
     there = make_side(target, decode, [there_group], {0: scattered(rng, there_group, tokens)})
     budget = 0.4 if prefix < 84 else 1.0
-    chosen = skv.policy(**RAW) if policy == "RAW" else skv.policy(allocator="GREEDY", budget=budget, sinks=0, importance="POSITION")
+    chosen = skv.policy(allocator="RAW", budget=1.4)
+    if policy == "GREEDY":
+        chosen = skv.policy(allocator="GREEDY", budget=budget, sinks=0, importance="POSITION")
     with here.pool, there.pool:
         fill(here, [kv])
         poison(there)
