@@ -113,7 +113,7 @@ void CheckGroup(const GroupSchema& group, const GroupSchema& first, const std::s
       check->Require(group.kind != GroupKind::kSlidingWindow || group.sliding_window_tokens > 0, "INVALID_SCHEMA",
                      path + ".sliding_window_tokens", "0", "must be positive for this kind") &&
       check->Require((group.kind == GroupKind::kOpaqueState) == (first.kind == GroupKind::kOpaqueState), "INVALID_SCHEMA",
-                     path + ".kind", "OPAQUE_STATE",
+                     path + ".kind", "state beside KV",
                      "must be the kind of all groups of a pool, or of none: its rows are not tokens");
   if (!good || max_chunk_bytes == 0) return;
   const ChunkDims dims{1, group.head_count, group.head_dim, group.dtype, HasKv(group.kind)};

@@ -220,6 +220,7 @@ def test_parts_that_do_not_fit_their_call(request_):
     with refused("ALREADY_EXISTS", "TRANSFER_EXISTS"):
         request_.expect(0, token=b"0123456789abcdef", deadline_ms=777)
     request_.target.cancel(request_.name)
+    request_.target.release(request_.name)  # or the sender would hear of that end
     request_.send(0)
     with refused("INVALID_ARGUMENT", "INVALID_PART", field="peer"):
         request_.source.send(request_.name, peer="127.0.0.1:9", **request_._of(1, request_.parts[1].here))
