@@ -9,6 +9,7 @@ set(SPECTRUMKV_GRPC_TEST_ENVIRONMENT "")
 if(SPECTRUMKV_SANITIZE)
   add_compile_options(-fsanitize=${SPECTRUMKV_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${SPECTRUMKV_SANITIZE})
+  list(APPEND SPECTRUMKV_GRPC_TEST_ENVIRONMENT "SPECTRUMKV_SANITIZED=1") # for tests that bound a daemon's memory
   # gcc 12 says of std::regex and others under sanitizers that they read what they have not set.
   if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
     add_compile_options(-Wno-maybe-uninitialized)

@@ -98,6 +98,18 @@ absl::Status CheckQueriesOf(const Policy& policy, const RecentQueries* queries, 
   return CheckQueries(*queries, layers, tokens);
 }
 
+double AttendedBytes(const RecentQueries& queries, const std::vector<PlanLayer>& layers, uint32_t tokens) {
+  double bytes = 0;
+  for (const LayerQueries& mine : queries.layers) {
+    const PlanLayer& layer = *std::find_if(layers.begin(), layers.end(),
+                                           [&](const PlanLayer& one) { return one.layer == mine.layer; });
+    const uint32_t window = mine.window != 0 ? mine.window : layer.window_tokens;
+    const double read = window == 0 ? tokens : std::min(window, tokens);
+    bytes += read * layer.head_dim * static_cast<double>(SizeOf(layer.dtype) * queries.positions.size()) * mine.query_heads;
+  }
+  return bytes;
+}
+
 LayerAttention::LayerAttention(uint32_t layer_index, const PlanLayer& layer, uint32_t tokens,
                                std::shared_ptr<const RecentQueries> queries, size_t entry)
     : layer_index_(layer_index),

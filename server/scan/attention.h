@@ -44,6 +44,10 @@ absl::Status CheckQueries(const RecentQueries& queries, const std::vector<PlanLa
 absl::Status CheckQueriesOf(const Policy& policy, const RecentQueries* queries, const std::vector<PlanLayer>& layers,
                             uint32_t tokens, bool layerwise);
 
+// What attending costs: bytes of keys, counted once for each query that reads them. A window, the queries' or else the
+// layer's, bounds what a query reads. REQUIRES: queries that CheckQueries accepts for these layers and tokens.
+double AttendedBytes(const RecentQueries& queries, const std::vector<PlanLayer>& layers, uint32_t tokens);
+
 // The scores of one layer, head by head.
 class LayerAttention {
  public:

@@ -80,18 +80,33 @@ absl::StatusOr<std::vector<LayerScan>> ScanAll(const Backend& backend, const Blo
   return scans;
 }
 
-// What the request's queries attend to, into the policy as its scores.
-absl::Status AttendAll(const ServiceContext& context, const BlockHold& hold, const std::vector<PlanLayer>& layers,
-                       const std::vector<LayerPlace>& places, const v1::Importance& importance, Policy* policy) {
+// Null where the request has none.
+absl::StatusOr<std::shared_ptr<const RecentQueries>> QueriesAsked(const v1::Importance& importance, const BlockHold& hold,
+                                                                  const Policy& policy,
+                                                                  const std::vector<PlanLayer>& layers) {
   std::shared_ptr<const RecentQueries> queries;
   if (importance.has_queries()) {
     auto given = QueriesFromProto(importance.queries());
     if (!given.ok()) return given.status();
     queries = *std::move(given);
   }
+  if (absl::Status ok = CheckQueriesFor(hold, policy, queries.get(), layers, /*layerwise=*/false); !ok.ok()) return ok;
+  return queries;
+}
+
+SourceReads ReadsOf(const Policy& policy, const RecentQueries* queries, const std::vector<PlanLayer>& layers,
+                    uint32_t tokens) {
+  SourceReads reads = ReadsFirst(policy, /*layerwise=*/false);
+  if (queries != nullptr) reads.attended_bytes = AttendedBytes(*queries, layers, tokens);
+  return reads;
+}
+
+// What the request's queries attend to, into the policy as its scores.
+absl::Status AttendAll(const ServiceContext& context, const BlockHold& hold, const std::vector<PlanLayer>& layers,
+                       const std::vector<LayerPlace>& places, const std::shared_ptr<const RecentQueries>& queries,
+                       Policy* policy) {
+  if (queries == nullptr) return absl::OkStatus();
   const uint32_t tokens = hold.token_count();
-  absl::Status status = CheckQueriesFor(hold, *policy, queries.get(), layers, /*layerwise=*/false);
-  if (!status.ok() || queries == nullptr) return status;
   TransferShape all;
   all.token_count = tokens;
   all.kept = {{0, tokens}};
@@ -256,15 +271,17 @@ absl::Status PlanNow(const ServiceContext& context, const Caller& caller, const 
   }
   absl::Status status = CheckPolicy(*policy, request.token_count(), static_cast<uint32_t>(layers.size()));
   if (!status.ok()) return status;
+  const auto queries = QueriesAsked(request.policy().importance(), **hold, *policy, layers);
+  if (!queries.ok()) return queries.status();
   const Measured measured = MeasuredFor(context, request);
   if (policy->auto_target_seconds > 0) {
     BudgetChoice choice;
-    const SourceReads reads = ReadsFirst(*policy, /*layerwise=*/false);
+    const SourceReads reads = ReadsOf(*policy, queries->get(), layers, request.token_count());
     policy = ResolveAutoBudget(*std::move(policy), layers, request.token_count(), reads, measured, &choice);
     BudgetChoiceToProto(choice, response->mutable_budget_choice());
   }
 
-  status = AttendAll(context, **hold, layers, places, request.policy().importance(), &*policy);
+  status = AttendAll(context, **hold, layers, places, *queries, &*policy);
   if (!status.ok()) return status;
   const auto scanned =
       ScanAll(*context.backend, **hold, layers, places, policy->allocator == Allocator::kOptimal, policy->sinks);
@@ -297,7 +314,8 @@ absl::Status PlanNow(const ServiceContext& context, const Caller& caller, const 
   FillTokenTiers(shape, *batch, scan, response);
   response->set_escaped_tokens(batch->escaped);
   response->set_predicted_distortion(PredictDistortion(shape, *batch, scan));
-  PredictTime(request, shape, *batch, ReadsFirst(*policy, /*layerwise=*/false), measured, response);
+  PredictTime(request, shape, *batch, ReadsOf(*policy, queries->get(), layers, request.token_count()), measured,
+              response);
   return absl::OkStatus();
 }
 

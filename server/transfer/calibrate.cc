@@ -56,6 +56,19 @@ void MeasureSample(const Backend& backend, Clock* clock, StageSpeeds* speeds) {
   });
 }
 
+// A few queries of one head.
+void MeasureAttention(const Backend& backend, Clock* clock, const SourcePlane& k, StageSpeeds* speeds) {
+  constexpr uint32_t kQueries = 16;
+  const std::vector<float> values(size_t{kQueries} * kDims.head_dim, 0.01f);
+  const std::vector<uint32_t> positions(kQueries, kDims.tokens - 1);
+  std::vector<float> out(kDims.tokens);
+  Workspace workspace;
+  speeds->attended_bytes = kRuns * static_cast<double>(kQueries * KvBytes(kDims) / 2 / kDims.heads);
+  speeds->attend_seconds = Quickest(clock, [&] {
+    backend.Attend(kDims, k, 0, AttendQueries{values.data(), positions.data(), kQueries}, &workspace, out.data());
+  });
+}
+
 }  // namespace
 
 StageSpeeds MeasureStages(const Backend& backend, Clock* clock) {
@@ -81,6 +94,7 @@ StageSpeeds MeasureStages(const Backend& backend, Clock* clock) {
     backend.Scan(kDims, source, scan.data());
   });
   MeasureSample(backend, clock, &speeds);
+  MeasureAttention(backend, clock, source, &speeds);
   for (size_t family = 0; family < kTierFamilies; ++family) {
     const Tier tier = kTierOfFamily[family];
     const std::vector<uint8_t> tiers(kDims.tokens, TierMapByte(tier, tier));

@@ -23,6 +23,7 @@ void TransferManagerImpl::LearnSpeeds() {
   }
   rates_.LearnScanned(speeds.kv_bytes * options_.compute_threads, speeds.scan_seconds, now_ns);
   rates_.LearnSampled(speeds.sampled_kv_bytes * options_.compute_threads, speeds.sample_seconds, now_ns);
+  rates_.LearnAttended(speeds.attended_bytes * options_.compute_threads, speeds.attend_seconds, now_ns);
 }
 
 // Replaces a budget that was left to the daemon by one for what is known now.
@@ -33,7 +34,12 @@ absl::Status TransferManagerImpl::ChooseBudgetOf(SenderSpec* spec) {
   const uint32_t tokens = spec->source->token_count();
   if (absl::Status ok = CheckPolicy(spec->policy, tokens, static_cast<uint32_t>(layers.size())); !ok.ok()) return ok;
   BudgetChoice choice;
-  const SourceReads reads = ReadsFirst(spec->policy, spec->layerwise);
+  SourceReads reads = ReadsFirst(spec->policy, spec->layerwise);
+  if (spec->queries != nullptr) {
+    const RecentQueries& queries = *spec->queries;
+    if (absl::Status ok = CheckQueriesOf(spec->policy, &queries, layers, tokens, spec->layerwise); !ok.ok()) return ok;
+    reads.attended_bytes = AttendedBytes(queries, layers, tokens);
+  }
   spec->policy = ResolveAutoBudget(std::move(spec->policy), layers, tokens, reads, MeasuredOf(spec->peer), &choice);
   spec->choice = choice;
   parts_.metrics->CountBudgetChoice(static_cast<MetricBudgetReason>(choice.reason));

@@ -53,27 +53,29 @@ Prediction Predict(const TransferWork& work, const Measured& measured) {
   const std::optional<double> encode_alone = SecondsOf(work.kv_bytes, measured.encode);
   const std::optional<double> decode = DecodeSeconds(work, measured, parallel);
   const bool reads_known = (!work.reads.scans || measured.scan.has_value()) &&
-                           (!work.reads.samples || measured.sample.has_value());
+                           (!work.reads.samples || measured.sample.has_value()) &&
+                           (work.reads.attended_bytes == 0 || measured.attend.has_value());
   if (!encode_alone.has_value() || !decode.has_value() || !reads_known) {
     return {Missing::kStage};
   }
-  struct Stage {
+  struct Pace {
     Limit limit;
     double all, one_chunk;
   };
   const double link = work.wire_bytes / *measured.link;
-  const Stage stages[] = {{Limit::kEncode, *encode_alone / parallel, *encode_alone / work.chunks},
+  const Pace stages[] = {{Limit::kEncode, *encode_alone / parallel, *encode_alone / work.chunks},
                           {Limit::kLink, link, link / work.chunks},
                           {Limit::kDecode, *decode, *decode / work.chunks}};
-  Stage slowest = stages[0];
+  Pace slowest = stages[0];
   double fill = 0;
-  for (const Stage& stage : stages) {
+  for (const Pace& stage : stages) {
     if (stage.all > slowest.all) slowest = stage;
     fill += stage.one_chunk;
   }
   fill -= slowest.one_chunk;
   const double scan = (work.reads.scans ? kv_bytes / *measured.scan : 0) +
-                      (work.reads.samples ? kv_bytes / *measured.sample : 0);
+                      (work.reads.samples ? kv_bytes / *measured.sample : 0) +
+                      (work.reads.attended_bytes > 0 ? work.reads.attended_bytes / *measured.attend : 0);
   const double plan = measured.plan.has_value() ? kv_bytes / *measured.plan : 0;
   const double before = std::max(scan + plan, measured.setup_seconds.value_or(0));
   Limit limit = slowest.limit;

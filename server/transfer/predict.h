@@ -15,7 +15,9 @@ namespace spectrumkv {
 struct SourceReads {
   bool scans = false;    // all of it
   bool samples = false;  // OPTIMAL: a few values of each token
+  double attended_bytes = 0;  // RECENT_QUERIES: AttendedBytes
 };
+// All but attended_bytes.
 SourceReads ReadsFirst(const Policy& policy, bool layerwise);
 
 // Something to move.
@@ -35,7 +37,7 @@ struct Prediction {
   Limit limited_by = Limit::kUnknown;
 };
 // Stages overlap: the slowest of encode, link and decode decides; one chunk must pass the others before and after it;
-// scan, sample, plan and handshake come before. Families that nobody measured and that are less than a hundredth of the bytes
+// attention, scan, sample, plan and handshake come before. Families that nobody measured and that are less than a hundredth of the bytes
 // go at the pace of the slowest known one. A peer whose decoder was never measured is taken to decode as this daemon
 // does.
 Prediction Predict(const TransferWork& work, const Measured& measured);

@@ -123,6 +123,7 @@ std::optional<double> RateBook::LearnSent(const SentSample& sample, int64_t now_
   scan_.Add(kv_bytes, sample.scan_seconds, now_ns);
   sample_.Add(kv_bytes, sample.sample_seconds, now_ns);
   plan_.Add(kv_bytes, sample.plan_seconds, now_ns);
+  attend_.Add(sample.attended_bytes, sample.attend_seconds, now_ns);
   if (sample.peer.empty()) return std::nullopt;
   Peer* peer = PeerOf(sample.peer);
   peer->heard_ns = now_ns;
@@ -149,6 +150,11 @@ void RateBook::LearnSampled(double kv_bytes, double seconds, int64_t now_ns) {
   sample_.Add(kv_bytes, seconds, now_ns);
 }
 
+void RateBook::LearnAttended(double attended_bytes, double seconds, int64_t now_ns) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  attend_.Add(attended_bytes, seconds, now_ns);
+}
+
 void RateBook::LearnEncoded(const ByFamily& kv_bytes, double seconds, int64_t now_ns) {
   std::lock_guard<std::mutex> lock(mutex_);
   encode_.Add(kv_bytes, seconds, now_ns);
@@ -164,6 +170,7 @@ Measured RateBook::Of(const std::string& peer, int64_t now_ns) const {
   measured.scan = scan_.rate();
   measured.sample = sample_.rate();
   measured.plan = plan_.rate();
+  measured.attend = attend_.rate();
   auto found = peers_.find(peer);
   if (peer.empty()) {
     for (auto it = peers_.begin(); it != peers_.end(); ++it) {

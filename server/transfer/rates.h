@@ -68,6 +68,7 @@ struct SentSample {
   ByFamily kv_bytes{};
   double encode_seconds = 0;  // of all threads
   double scan_seconds = 0, sample_seconds = 0, plan_seconds = 0;
+  double attended_bytes = 0, attend_seconds = 0;  // AttendedBytes (server/scan/attention.h); 0: not measured
   double decode_seconds = 0;  // while the receiver had a chunk
   double setup_seconds = 0;   // 0: not measured
 };
@@ -78,9 +79,10 @@ struct Measured {
   double link_age_seconds = 0;
   std::optional<double> setup_seconds;
   std::optional<double> scan, sample, plan;  // KV bytes a second, all threads
-  FamilyRates encode;                // of one thread
-  FamilyRates own_decode;            // of one thread
-  FamilyRates peer_decode;           // of all threads of the peer
+  std::optional<double> attend;              // AttendedBytes a second, all threads
+  FamilyRates encode;                        // of one thread
+  FamilyRates own_decode;                    // of one thread
+  FamilyRates peer_decode;                   // of all threads of the peer
   uint32_t threads = 1;
   uint64_t inline_chunk_bytes = 0;  // chunks up to this size are coded one after the other
 };
@@ -102,6 +104,7 @@ class RateBook {
   void LearnDecoded(const ByFamily& kv_bytes, double seconds, int64_t now_ns);
   void LearnScanned(double kv_bytes, double seconds, int64_t now_ns);
   void LearnSampled(double kv_bytes, double seconds, int64_t now_ns);
+  void LearnAttended(double attended_bytes, double seconds, int64_t now_ns);
   void LearnEncoded(const ByFamily& kv_bytes, double seconds, int64_t now_ns);
 
   // `peer` empty: nobody knows yet who will fetch, so the slowest link of all.
@@ -123,7 +126,7 @@ class RateBook {
   const uint64_t inline_chunk_bytes_;
   mutable std::mutex mutex_;
   std::map<std::string, Peer> peers_;
-  RateEstimate scan_, sample_, plan_;
+  RateEstimate scan_, sample_, plan_, attend_;
   FamilyEstimate encode_, decode_;
 };
 

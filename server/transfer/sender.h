@@ -145,6 +145,7 @@ class SenderTransfer final : public Transfer {
   std::map<uint32_t, QueriesOfLayer> next_queries_;
   AttentionScores attention_;  // of whoever plans
   std::atomic<bool> attended_{false};
+  double attended_bytes_ = 0;  // by the queries of the spec
 
   std::optional<Planner> planner_;
   std::vector<LayerScan> scan_;

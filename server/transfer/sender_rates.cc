@@ -53,6 +53,10 @@ void SenderTransfer::Conclude() {
     sample.encode_seconds = report.stage_seconds[static_cast<size_t>(Stage::kEncode)];
     // All is one stage: where two things were at work it says nothing about either.
     const bool alone = scans_ != samples_ && !attended_;
+    if (attended_ && !scans_ && !samples_) {
+      sample.attended_bytes = attended_bytes_;
+      sample.attend_seconds = times_.scan_seconds;
+    }
     sample.scan_seconds = alone && scans_ ? times_.scan_seconds : 0;
     sample.sample_seconds = alone && samples_ ? times_.scan_seconds : 0;
     sample.plan_seconds = times_.plan_seconds;

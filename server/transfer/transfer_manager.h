@@ -74,6 +74,7 @@ struct StageSpeeds {
   ByFamily encode_seconds{}, decode_seconds{};
   double scan_seconds = 0;
   double sampled_kv_bytes = 0, sample_seconds = 0;  // what OPTIMAL reads
+  double attended_bytes = 0, attend_seconds = 0;    // what RECENT_QUERIES reads: AttendedBytes
 };
 
 struct TransferOptions {

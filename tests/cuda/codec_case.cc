@@ -167,6 +167,7 @@ class CaseRunner {
       job.dims.tokens = got->page_end();
       job.plane = got->device(p, &runs_[p]);
       job.first_token = dims_.tokens;
+      executor_->Allow({RangeOf(got->memory()), RangeOf(runs_[p])});
       executor_->Zero(job);
       for (uint32_t t = dims_.tokens; t < got->page_end(); ++t) {
         for (uint32_t h = 0; h < dims_.heads; ++h) {

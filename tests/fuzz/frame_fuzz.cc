@@ -64,8 +64,7 @@ void RunData(const std::string& bytes, size_t piece_bytes) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   // As the daemon does (peer_server.cc): protobuf would write a line of every text that is no UTF-8.
-  static const auto* const silence = new google::protobuf::LogSilencer;
-  static_cast<void>(silence);
+  static const google::protobuf::LogSilencer silence;
   if (size == 0) return 0;
   const std::string bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
   if (data[0] % 2 == 0) {

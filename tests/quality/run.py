@@ -17,6 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "client/python/src"), str(ROOT / "client/examples/python/demo")]
 
 import corpus  # noqa: E402
+import further  # noqa: E402
 import probe_run  # noqa: E402
 import report  # noqa: E402
 from daemons import Pair, find_program  # noqa: E402
@@ -42,6 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--from", dest="load", type=pathlib.Path, help="measure nothing: what --json wrote before")
     parser.add_argument("--page", action="store_true", help="write docs/quality.md and docs/quality.png")
     parser.add_argument("--check", action="store_true", help="fail where the order is not as it must be, whatever the figures")
+    parser.add_argument("--further", action="store_true", help="what further tiers could win, on the KV of tests/data")
     probe_run.arguments(parser)
     args = parser.parse_args()
     if args.quick:
@@ -80,6 +82,8 @@ def measure(args: argparse.Namespace) -> Results:
 
 def main() -> int:
     args = arguments()
+    if args.further:
+        return further.run()
     if args.probe:
         return probe_run.run(args.daemon, ROOT, args.tiers.split(","), args.prompt_characters)
     results = Results.load(args.load) if args.load else measure(args)

@@ -22,6 +22,8 @@ from spectrumkv.v1 import admin_service_pb2_grpc
 PROGRAM = os.environ.get("SPECTRUMKVD", "")
 _START_S = 60.0
 _STOP_S = 30.0
+# What a sanitizer keeps of a daemon's freed memory: 256 MiB of quarantine, the red zones and what describes them.
+SANITIZER_KIB = 640 << 10 if os.environ.get("SPECTRUMKV_SANITIZED") else 0
 
 
 def _end_with_parent():

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from hostile import HostilePeer, hostile_group
 from moves import POISON, check, fill, make_side, move, poison, random_words, small_group, unique
 from players import ANY_SESSION, OTHERWISE, Acceptor, Dialler, Ended, HostileServer
-from real_daemon import running
+from real_daemon import SANITIZER_KIB, running
 from wrong_fields import all_paths, wrongs
 
 import spectrumkv as skv
@@ -25,7 +25,7 @@ from spectrumkv.v1 import report_pb2
 TOKENS, DEADLINE_MS = 10, 3000
 RAW = dict(allocator="RAW", budget=1.1)
 # What the largest message of each kind takes once, in the arenas of its threads; the same again takes nothing more.
-GROWTH_KIB = 64 << 10
+GROWTH_KIB = (64 << 10) + SANITIZER_KIB
 PLACES = {"dialling sender": ("SENDER", True), "dialling receiver": ("RECEIVER", True),
           "dialled sender": ("SENDER", False), "dialled receiver": ("RECEIVER", False)}  # fmt: skip
 # Which messages come from where. Every path of the protocol must be in one of them: see test_no_field_is_forgotten.

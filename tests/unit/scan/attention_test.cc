@@ -143,6 +143,20 @@ void ExpectNear(const std::vector<float>& got, const std::vector<double>& expect
   for (size_t t = 0; t < got.size(); ++t) EXPECT_NEAR(got[t], expected[t], 1e-5 * expected[t] + 1e-9) << t;
 }
 
+TEST(AttendedBytes, CountsKeysOnceForEachQueryThatReadsThem) {
+  RecentQueries queries = Queries();
+  const double all = 4.0 * kTokens * kQueryHeads * kDim * 4;  // positions * tokens * heads * words of 4 bytes
+  EXPECT_EQ(AttendedBytes(queries, Layers(), kTokens), all);
+  queries.layers[0].window = 25;
+  EXPECT_EQ(AttendedBytes(queries, Layers(), kTokens), all / 4);
+  queries.layers[0].window = 2 * kTokens;
+  EXPECT_EQ(AttendedBytes(queries, Layers(), kTokens), all);
+  std::vector<PlanLayer> windowed = Layers();
+  windowed[0].window_tokens = 50;
+  queries.layers[0].window = 0;
+  EXPECT_EQ(AttendedBytes(queries, windowed, kTokens), all / 2);
+}
+
 TEST(LayerAttention, IsAttentionReceivedByQueriesThatCouldSee) {
   RecentQueries queries = Queries();
   PlanLayer layer = Layers()[0];

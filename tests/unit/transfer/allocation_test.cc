@@ -36,6 +36,9 @@ void* Allocate(std::size_t bytes, std::size_t alignment) {
 }
 }  // namespace
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // gcc 12 inlines one of a pair and misses the other
+#endif
 void* operator new(std::size_t bytes) { return Allocate(bytes, 1); }
 void* operator new[](std::size_t bytes) { return Allocate(bytes, 1); }
 void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return Allocate(bytes, 1); }

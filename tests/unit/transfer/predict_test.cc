@@ -74,6 +74,9 @@ TEST(Predict, WhatComesBeforeIsAdded) {
   work.reads.samples = true;
   measured.sample = 4000 * kMB;
   EXPECT_NEAR(Predict(work, measured).seconds, without + 0.11, 1e-9);
+  work.reads.attended_bytes = 200 * kMB;
+  measured.attend = 2000 * kMB;
+  EXPECT_NEAR(Predict(work, measured).seconds, without + 0.21, 1e-9);
   measured.scan = 100 * kMB;
   EXPECT_EQ(Predict(work, measured).limited_by, Limit::kScan);
 }
@@ -99,6 +102,8 @@ TEST(Predict, SaysWhatIsMissingInsteadOfANumber) {
   EXPECT_EQ(Predict(work, measured).missing, Missing::kStage) << "the scan was never measured";
   work.reads = {false, true};
   EXPECT_EQ(Predict(work, measured).missing, Missing::kStage) << "the sample was never measured";
+  work.reads = {false, false, 1};
+  EXPECT_EQ(Predict(work, measured).missing, Missing::kStage) << "attention was never measured";
 }
 
 // 32 layers of 8 heads of 128 float16 values.

@@ -185,7 +185,10 @@ TEST(MeasureStages, KnowsEveryFamilyFromTheStart) {
   EXPECT_GT(speeds.scan_seconds, 0);
   EXPECT_GT(speeds.sample_seconds, 0);
   EXPECT_GT(speeds.sampled_kv_bytes, 0);
+  EXPECT_GT(speeds.attend_seconds, 0);
   RateBook book(2, 0);
+  book.LearnAttended(speeds.attended_bytes, speeds.attend_seconds, 0);
+  EXPECT_NEAR(book.Of("p:1", 0).attend.value_or(0) * speeds.attend_seconds / speeds.attended_bytes, 1, 1e-9);
   for (size_t family = 0; family < kTierFamilies; ++family) {
     ByFamily bytes{};
     bytes[family] = speeds.kv_bytes;
