@@ -396,22 +396,24 @@ def test_daemon_that_stands_still_keeps_the_blocks(p, transfer_id, rng):
         d.until(lambda: transfer_id in d.received)
 
 
-def test_first_token_is_reported_once(p, d, decode, transfer_id, rng):
-    before = decode.metrics()["spectrumkv_time_to_first_token_seconds_count"]
+@pytest.mark.parametrize("ends", [False, True])
+def test_first_token_is_reported_once(p, d, decode, transfer_id, rng, ends):
+    """Also where it is the last one, and vLLM ends the request in the same breath."""
+    count, total = (f"spectrumkv_time_to_first_token_seconds_{what}" for what in ("count", "sum"))
+    before = decode.metrics()
     receiving(d, transfer_id, push(transfer_id, decode) | {"arrived_s": time.time() - 3})
     request = p.add(transfer_id, TOKENS, do_remote_decode=True, **push(transfer_id, decode))
     p.step(new=[(request, HERE, 0, TOKENS)], write=p.writer(values(rng, TOKENS), HERE))
     d.until(lambda: transfer_id in d.received)
-    d.scheduler._wanted[transfer_id].request.num_output_tokens = 1
-    sums = []
-    end = time.monotonic() + 20
-    while decode.metrics()["spectrumkv_time_to_first_token_seconds_count"] == before and time.monotonic() < end:
-        d.step()
-        time.sleep(0.02)
+    ours = d.scheduler._wanted[transfer_id].request
+    ours.num_output_tokens = 1
+    if ends:
+        d.scheduler.request_finished(ours, aborted=False)
     d.step()
-    sums = decode.metrics()
-    assert sums["spectrumkv_time_to_first_token_seconds_count"] == before + 1
-    assert sums["spectrumkv_time_to_first_token_seconds_sum"] >= 3
+    d.step()
+    until(lambda: decode.metrics()[count] > before[count])
+    assert decode.metrics()[count] == before[count] + 1
+    assert decode.metrics()[total] - before[total] >= 3
 
 
 def test_idle_steps_wait_for_an_end_but_computing_ones_do_not(d, decode, transfer_id):

@@ -196,10 +196,12 @@ class SchedulerSide:
     def report_first_tokens(self) -> None:
         """Tells the daemon the time to first token of those that have theirs now."""
         for request_id in [name for name, wanted in self._first_tokens.items() if wanted.request.num_output_tokens > 0]:
-            wanted = self._first_tokens.pop(request_id)
-            seconds = self._now() - (wanted.handover.arrived_s or wanted.request.arrival_time)
-            name = part_name(wanted.handover.transfer_id, 0, len(self._pools))
-            self._reports.submit(self._report, request_id, name, max(seconds, 0.0))
+            self._report_first_token(self._first_tokens.pop(request_id))
+
+    def _report_first_token(self, wanted: _Wanted) -> None:
+        seconds = self._now() - (wanted.handover.arrived_s or wanted.request.arrival_time)
+        name = part_name(wanted.handover.transfer_id, 0, len(self._pools))
+        self._reports.submit(self._report, wanted.request.request_id, name, max(seconds, 0.0))
 
     def _report(self, request_id: str, name: str, seconds: float) -> None:
         try:
@@ -210,7 +212,9 @@ class SchedulerSide:
     def request_finished(self, request: Any, aborted: bool) -> tuple[bool, dict[str, Any] | None]:
         """Whether its blocks must be kept until the workers say that they were sent, and what the answer tells."""
         request_id = request.request_id
-        self._first_tokens.pop(request_id, None)
+        first = self._first_tokens.pop(request_id, None)
+        if first is not None and request.num_output_tokens > 0:  # its first token was its last
+            self._report_first_token(first)
         wanted = self._wanted.pop(request_id, None)
         if wanted is not None and wanted.loading:
             self._next.cancels.append(request_id)  # vLLM keeps the blocks until the workers report the end
