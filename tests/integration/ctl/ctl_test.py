@@ -144,7 +144,7 @@ class CtlTest(unittest.TestCase):
         self.assertEqual([part["part"].get("index", 0) for part in report["parts"]], [0, 1])
         for _, destination in pools:
             self.assertEqual(self.get(self.decode, destination, "5,1,3", "32"), self.values)
-        self.assertRegex(self.decode.ctl("transfers", "show", "both")[1], r"parts +0 of 2 COMMITTED .*, 1 of 2 COMMITTED")
+        self.assertRegex(self.decode.ctl("transfers", "show", "both")[1], r"parts: +0 of 2 COMMITTED .*, 1 of 2 COMMITTED")
         for bad in ("2", "0/", "/2", "a/b", "0/2x", "100/101"):
             code, _, err = self.decode.ctl("expect", "--transfer", "bad", "--part", bad, "--tokens", "1", "--pool", destination,
                                            "--blocks", "0")  # fmt: skip

@@ -87,7 +87,7 @@ TEST(CheckSchema, EveryLimitAtItsEdges) {
       {"groups[0].dtype", [](PoolSchema* s, uint64_t v) { s->groups[0].dtype = static_cast<DType>(v); },
        {1, 2}, {0, 4, 255}},
       {"groups[0].kind", [](PoolSchema* s, uint64_t v) { s->groups[0].kind = static_cast<GroupKind>(v); },
-       {0}, {3, 4}},
+       {0}, {4, 5}},
       {"segments[0].size_bytes", [](PoolSchema* s, uint64_t v) { s->segments[0].size_bytes = v; },
        {8192, 8193, kSegmentBytes - 1, kSegmentBytes}, {0, kSegmentBytes + 1, UINT64_MAX}},
       {"groups[0].layers[0].k.segment", [](PoolSchema* s, uint64_t v) {
