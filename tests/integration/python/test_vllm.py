@@ -11,6 +11,8 @@ from ends import until
 from engine_side import BLOCK, LAYERS, EngineSide, values
 from real_daemon import running
 
+from spectrumkv.errors import NotFound
+
 
 TOKENS = 18  # five blocks, the last of them half used
 HERE, THERE = [9, 2, 7, 30, 11], [1, 40, 3, 22, 5]
@@ -124,7 +126,15 @@ def test_pull_names_itself(p, prefill):
     p.step(new=[(request, HERE, 0, TOKENS)])
     kept, told = p.scheduler.request_finished(request, aborted=False)
     assert kept and told["transfer_id"].startswith("kv-") and told["prefill_peer"] == prefill.peer
-    p.courier.client.sync.cancel(told["transfer_id"])
+
+    def cancelled():
+        try:
+            p.courier.client.sync.cancel(told["transfer_id"])
+            return True
+        except NotFound:  # the publish is still on its way
+            return False
+
+    p.until(cancelled)
     p.until(lambda: "request" in p.sent)
 
 

@@ -119,12 +119,14 @@ def test_every_program_of_the_page_runs_with_the_wheel(installed, tmp_path):
             said.append(run([sys.executable, path, prefill.worker, decode.worker, prefill.peer, decode.peer],
                             env=environment(target)))  # fmt: skip
             assert f"from {target}/spectrumkv/__init__.py" in said[-1]
-    assert len(said) == 3
+    assert len(said) == 4
     assert "30 layers are ready" in said[0] and re.search(r"^\d+ of \d+ chunks$", said[0], re.M)
     sent, raw, error = re.search(r"^(\d+) of (\d+) bytes; largest error ([0-9.]+)", said[0], re.M).groups()
     assert int(sent) <= 0.3 * int(raw) and int(raw) == 30 * 2 * 48 * 3 * 64 * 2 and float(error) < 2
-    assert len(re.findall(r"^async-\d arrived in [0-9.]+ s$", said[1], re.M)) == 8
-    assert "nobody knows request-9" in said[2]
+    means = [float(mean) for mean in re.search(r"means of the heads: \[(.*)\]", said[1]).group(1).split()]
+    assert means == pytest.approx([1, 1, 2, 2], rel=0.01)
+    assert len(re.findall(r"^async-\d arrived in [0-9.]+ s$", said[2], re.M)) == 8
+    assert "nobody knows request-9" in said[3]
 
 
 @real

@@ -121,7 +121,7 @@ class SchedulerSide:
         worker = self._client.worker
         for rank, pool in enumerate(self._pools):
             name = part_name(load.transfer_id, rank, len(self._pools))
-            tail = (load.token_count, load.blocks, load.token, self._settings.deadline_ms, False, False)
+            tail = (load.token_count, load.blocks, load.token, self._settings.deadline_ms, False, False, requests.WHOLE)
             method: Any
             request: Any
             if load.peer:
