@@ -48,7 +48,7 @@ def articles() -> list[dict[str, str]]:
 
 def segments(model: Model, count: int, prefix: int, scored: int, text: pathlib.Path | None) -> list[Segment]:
     """One for each article; of `text`, if given, one after the other."""
-    need = prefix + scored
+    need, start = prefix + scored - len(model.start), np.array(model.start, np.int64)
     if text is not None:
         ids = model.encode(text.read_text(encoding="utf-8"))
         parts = [(f"{text.name}[{i}]", ids[i * need : (i + 1) * need]) for i in range(count)]
@@ -56,7 +56,8 @@ def segments(model: Model, count: int, prefix: int, scored: int, text: pathlib.P
         parts = [(article["title"], model.encode(article["text"])[:need]) for article in articles()[:count]]
     if len(parts) < count or any(len(ids) < need for _, ids in parts):
         raise SystemExit(f"quality: the text has no {count} segments of {prefix} + {scored} tokens")
-    return [Segment(name, ids[:prefix], ids[prefix:]) for name, ids in parts]
+    whole = [(name, np.concatenate([start, ids])) for name, ids in parts]
+    return [Segment(name, ids[:prefix], ids[prefix:]) for name, ids in whole]
 
 
 def needles(model: Model, count: int, prefix: int) -> list[Needle]:
@@ -68,8 +69,8 @@ def needles(model: Model, count: int, prefix: int) -> list[Needle]:
         needle = model.encode(f" Remember this: the passkey of the {name} is {number}. ")
         question = model.encode(f"\nThe question was about the passkey. The passkey of the {name} is")
         answer = model.encode(" " + number)
-        filler = model.encode(articles()[trial]["text"])[: prefix - len(needle)]
+        filler = model.encode(articles()[trial]["text"])[: prefix - len(needle) - len(model.start)]
         at = int(len(filler) * (trial + 0.5) / count)
-        ids = np.concatenate([filler[:at], needle, filler[at:]])
+        ids = np.concatenate([np.array(model.start, np.int64), filler[:at], needle, filler[at:]])
         out.append(Needle(f"needle {trial} at {at}", ids, question, answer))
     return out

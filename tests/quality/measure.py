@@ -41,7 +41,8 @@ def policy_of(variant: Variant, prefill: Prefill) -> Any:
         options["scores"] = prefill.scores.mean(axis=0)
     elif variant.scores == "queries":
         tokens, count = prefill.kv.shape[2], prefill.queries.shape[1]
-        options["queries"] = skv.recent_queries(prefill.queries, range(tokens - count, tokens))
+        options["queries"] = skv.recent_queries(prefill.queries, range(tokens - count, tokens),
+                                                window_tokens=dict(enumerate(prefill.windows)))  # fmt: skip
     elif variant.scores:
         options["scores"] = prefill.scores
     return skv.policy(**options)

@@ -42,10 +42,15 @@ class Prefill:
     scores: Floats = field(default_factory=lambda: np.empty(0, np.float32))
     # [layers, 64, heads, head_dim]: the queries of the last positions, after RoPE.
     queries: NDArray[np.float16] = field(default_factory=lambda: np.empty(0, np.float16))
+    # By layer, the keys a query sees, its own position the last; 0: all.
+    windows: list[int] = field(default_factory=list)
 
 
 class Model:
-    """The forward pass in float32."""
+    """The forward pass in float32. gemma.py has another family under the same names."""
+
+    # What every prompt begins with.
+    start: tuple[int, ...] = ()
 
     def __init__(self, path: pathlib.Path) -> None:
         reader = GGUFReader(path)
@@ -57,6 +62,7 @@ class Model:
         self.kv_heads, self.hidden = value("llama.attention.head_count_kv"), value("llama.embedding_length")
         self.head_dim = self.hidden // self.heads
         self.eps, self.theta = value("llama.attention.layer_norm_rms_epsilon"), value("llama.rope.freq_base")
+        self.windows = [0] * self.layers
         self.weights: dict[str, Floats] = {}
         for tensor in reader.tensors:
             weight = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
@@ -78,9 +84,9 @@ class Model:
         kv = np.empty((self.layers, 2, len(ids), self.kv_heads, self.head_dim), np.float16)
         sums = np.zeros((self.layers, len(ids)), np.float64)
         queries = np.empty((self.layers, min(64, len(ids)), self.heads, self.head_dim), np.float16)
-        prefill = Prefill(kv, queries=queries)
+        prefill = Prefill(kv, queries=queries, windows=self.windows)
         self._forward(ids, None, prefill, sums)
-        seen = len(ids) - np.arange(len(ids))
+        seen = np.stack([np.minimum(len(ids) - np.arange(len(ids)), window or len(ids)) for window in self.windows])
         prefill.scores = (sums / (seen * self.heads)).astype(np.float32)
         return prefill
 
@@ -92,7 +98,7 @@ class Model:
         The first of `ids` is at `position`: past that where tokens of the prompt were dropped. last: of the last so many alone.
         """
         hidden = self._forward(ids, past.astype(np.float32), None, None, position)
-        logits = hidden[-(last or len(ids)) :] @ self.weights.get("output.weight", self.weights["token_embd.weight"]).T
+        logits: Floats = hidden[-(last or len(ids)) :] @ self.weights.get("output.weight", self.weights["token_embd.weight"]).T
         logits -= logits.max(axis=1, keepdims=True)
         logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
         return logits
@@ -100,12 +106,27 @@ class Model:
     def _norm(self, x: Floats, name: str) -> Floats:
         return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + self.eps) * self.weights[name]
 
-    def _rope(self, x: Floats, first: int) -> Floats:
+    def _rope(self, x: Floats, first: int, theta: float) -> Floats:
         half = self.head_dim // 2
-        angle = np.outer(first + np.arange(len(x)), self.theta ** (-np.arange(half) / half)).astype(np.float64)
+        angle = np.outer(first + np.arange(len(x)), theta ** (-np.arange(half) / half)).astype(np.float64)
         cos, sin = np.cos(angle)[:, None].astype(np.float32), np.sin(angle)[:, None].astype(np.float32)
         a, b = x[..., :half], x[..., half:]
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+    def _attend(self, q: Floats, k: Floats, v: Floats, mask: NDArray[np.bool_], sums: Any) -> Floats:
+        """[tokens, heads * head_dim]; adds to `sums`, if given, the attention that each token received."""
+        out = np.empty((len(q), self.heads, self.head_dim), np.float32)
+        for head in range(self.heads):
+            shared = head * self.kv_heads // self.heads
+            weights = (q[:, head] @ k[:, shared].T) / np.float32(np.sqrt(self.head_dim))
+            weights[mask] = -np.inf
+            weights -= weights.max(axis=1, keepdims=True)
+            np.exp(weights, out=weights)
+            weights /= weights.sum(axis=1, keepdims=True)
+            out[:, head] = weights @ v[:, shared]
+            if sums is not None:
+                sums += weights.sum(axis=0)
+        return out.reshape(len(q), -1)
 
     def _forward(
         self, ids: NDArray[np.int64], past: Floats | None, kept: Prefill | None, sums: Any, position: int = 0
@@ -117,26 +138,16 @@ class Model:
         for layer in range(self.layers):
             name = f"blk.{layer}."
             h = self._norm(x, name + "attn_norm.weight")
-            q = self._rope((h @ w[name + "attn_q.weight"].T).reshape(count, self.heads, self.head_dim), position)
-            k = self._rope((h @ w[name + "attn_k.weight"].T).reshape(count, self.kv_heads, self.head_dim), position)
+            q = self._rope((h @ w[name + "attn_q.weight"].T).reshape(count, self.heads, self.head_dim), position, self.theta)
+            k = self._rope((h @ w[name + "attn_k.weight"].T).reshape(count, self.kv_heads, self.head_dim), position, self.theta)
             v = (h @ w[name + "attn_v.weight"].T).reshape(count, self.kv_heads, self.head_dim)
             if kept is not None:
                 kept.kv[layer, 0], kept.kv[layer, 1] = k, v
                 kept.queries[layer] = q[-kept.queries.shape[1] :]
             if past is not None:
                 k, v = np.concatenate([past[layer, 0], k]), np.concatenate([past[layer, 1], v])
-            out = np.empty((count, self.heads, self.head_dim), np.float32)
-            for head in range(self.heads):
-                shared = head * self.kv_heads // self.heads
-                weights = (q[:, head] @ k[:, shared].T) / np.float32(np.sqrt(self.head_dim))
-                weights[mask] = -np.inf
-                weights -= weights.max(axis=1, keepdims=True)
-                np.exp(weights, out=weights)
-                weights /= weights.sum(axis=1, keepdims=True)
-                out[:, head] = weights @ v[:, shared]
-                if sums is not None:
-                    sums[layer] += weights.sum(axis=0)
-            x = x + out.reshape(count, -1) @ w[name + "attn_output.weight"].T
+            out = self._attend(q, k, v, mask, None if sums is None else sums[layer])
+            x = x + out @ w[name + "attn_output.weight"].T
             h = self._norm(x, name + "ffn_norm.weight")
             gate = h @ w[name + "ffn_gate.weight"].T
             x = x + (gate / (1 + np.exp(-gate)) * (h @ w[name + "ffn_up.weight"].T)) @ w[name + "ffn_down.weight"].T
