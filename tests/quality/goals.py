@@ -18,6 +18,8 @@ RECENT_KL = {0.3: 0.0012, 0.2: 0.010}
 PAPER_SHARE = 0.2
 # Trials in twenty that may be lost at a budget of .2.
 NEEDLES_LOST = 1
+# Above this over exact KV the forward pass is wrong, whatever the model: those measured have 10 to 30.
+SANE_PERPLEXITY = 60
 
 
 @dataclass
@@ -78,6 +80,8 @@ def order_faults(results: Results) -> list[str]:
             compared += 1
             if ours >= kl:
                 out.append(f"{name} @ {budget:g} has KL {ours:.5f}, {key} has {kl:.5f}")
+    if results.perplexity and np.exp(np.mean(np.log(results.perplexity))) > SANE_PERPLEXITY:
+        out.append(f"perplexity over exact KV is {np.exp(np.mean(np.log(results.perplexity))):.0f}")
     return out if compared else ["nothing was compared"]
 
 

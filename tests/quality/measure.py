@@ -20,11 +20,13 @@ import spectrumkv as skv
 @dataclass
 class Results:
     """about: what was run. rows: by variant, one entry for each segment: wire, kl, change (of perplexity, in %), top1.
-    needles: by variant, and "exact", one entry for each trial: whether the answer was right."""
+    needles: by variant, and "exact", one entry for each trial: whether the answer was right.
+    perplexity: over exact KV, one entry for each segment."""
 
     about: dict[str, Any] = field(default_factory=dict)
     rows: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     needles: dict[str, list[bool]] = field(default_factory=dict)
+    perplexity: list[float] = field(default_factory=list)
 
     def save(self, path: pathlib.Path | None) -> None:
         if path is not None:
@@ -54,6 +56,7 @@ def measure_segment(model: Model, mover: Mover, segment: Segment, variants: list
     exact = model.continue_over(segment.tail, prefill.kv, len(segment.prefix))
     probability, best = np.exp(exact), exact.argmax(axis=1)
     targets = (np.arange(len(segment.tail) - 1), segment.tail[1:])
+    results.perplexity.append(float(np.exp(-exact[targets].mean())))
     for variant in variants:
         landed = mover.move(policy_of(variant, prefill))
         lossy = model.continue_over(segment.tail, landed.kv, len(segment.prefix))

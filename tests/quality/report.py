@@ -85,12 +85,17 @@ def _goal_table(results: Results) -> str:
     lines = ["| goal | measured | wanted at most | |", "|---|---|---|---|"]
     for goal in goals(results):
         lines.append(f"| {goal.name} | {goal.measured:.5f} | {goal.wanted:.5f} | {'ok' if goal.met else 'short'} |")
-    lines.append("")
+    return "\n".join([*lines, "", *against_paper(results)])
+
+
+def against_paper(results: Results) -> list[str]:
+    """What the paper's best policy at each budget loses, as a Markdown list."""
+    lines = []
     for budget in BUDGETS:
         best, ours = best_of_paper(results, budget), mean(results, OURS, budget, "kl")
         if best is not None and ours is not None:
             lines.append(f"- at {budget:g} the paper's best, {best[0].removeprefix(PAPER)}, has {best[1] / ours:.0f} times the KL of OPTIMAL")
-    return "\n".join(lines)
+    return lines
 
 
 def plot(results: Results, path: pathlib.Path) -> None:

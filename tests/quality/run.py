@@ -17,25 +17,25 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "client/python/src"), str(ROOT / "client/examples/python/demo")]
 
 import corpus  # noqa: E402
+import families  # noqa: E402
 import further  # noqa: E402
 import probe_run  # noqa: E402
 import report  # noqa: E402
 from daemons import Pair, find_program  # noqa: E402
 from goals import goals, order_faults  # noqa: E402
 from measure import Log, Results, measure_needle, measure_segment  # noqa: E402
-from model import Model, find_gguf  # noqa: E402
 from mover import Mover  # noqa: E402
-from variants import all_variants, needle_variants, quick_variants  # noqa: E402
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--daemon", help="the spectrumkvd to run; else the one scripts/demo builds")
+    parser.add_argument("--model", choices=families.NAMES, default=families.NAMES[0])
     parser.add_argument("--text", type=pathlib.Path, help="another text than the committed one, such as WikiText-2 test")
     parser.add_argument("--segments", type=int, default=16)
     parser.add_argument("--needles", type=int, default=corpus.TRIALS)
     parser.add_argument("--prefix", type=int, default=768)
-    parser.add_argument("--scored", type=int, default=256)
+    parser.add_argument("--scored", type=int, help="tokens; by default 256, of a second family 128")
     parser.add_argument("--quick", action="store_true", help="the policies whose order is asserted, 2 segments, no needles")
     parser.add_argument("--summary", action="store_true", help="print only the goals")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no segment or trial after so many")
@@ -46,6 +46,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--further", action="store_true", help="what further tiers could win, on the KV of tests/data")
     probe_run.arguments(parser)
     args = parser.parse_args()
+    if args.model != families.NAMES[0] and (args.page or args.probe):
+        parser.error(f"--page and --probe are about {families.NAMES[0]}")
     if args.quick:
         args.segments, args.needles = min(args.segments, 2), 0
     return args
@@ -57,13 +59,14 @@ def version(program: pathlib.Path) -> str:
 
 def measure(args: argparse.Namespace) -> Results:
     program = find_program(args.daemon, ROOT)
-    model = Model(find_gguf())
-    variants = quick_variants() if args.quick else all_variants()
+    family = families.find(args.model, ROOT / "build-quality")
+    model, scored = family.load(), args.scored or family.scored
+    variants = family.quick_variants if args.quick else family.variants
     text = args.text.name if args.text else "tests/data/wikipedia_excerpts"
     about = {"daemon": version(program), "date": time.strftime("%Y-%m-%d", time.gmtime()), "text": text, "prefix": args.prefix,
-             "scored": args.scored, "model": "SmolLM2-135M-Instruct"}  # fmt: skip
+             "scored": scored, "model": family.title}  # fmt: skip
     results, log, begin = Results(about), Log(args.summary), time.monotonic()
-    segments = corpus.segments(model, args.segments, args.prefix, args.scored, args.text)
+    segments = corpus.segments(model, args.segments, args.prefix, scored, args.text)
     # In turn, so that a run that is cut short has both.
     steps: list[tuple[Any, Any, Any]] = [(i / args.segments, measure_segment, item) for i, item in enumerate(segments)]
     needles = corpus.needles(model, args.needles, args.prefix)
@@ -74,7 +77,7 @@ def measure(args: argparse.Namespace) -> Results:
             if time.monotonic() - begin > 60 * args.minutes:
                 log(f"the time is over before {item.name}")
                 break
-            step(model, mover, item, needle_variants() if step is measure_needle else variants, results)
+            step(model, mover, item, family.needle_variants if step is measure_needle else variants, results)
             log(item.name)
             results.save(args.json)
     return results
@@ -89,8 +92,13 @@ def main() -> int:
     results = Results.load(args.load) if args.load else measure(args)
     if not args.summary:
         print(report.table(results))
-    for goal in goals(results):
-        print(goal)
+        if results.perplexity:
+            print(f"perplexity over exact KV: {', '.join(f'{value:.1f}' for value in results.perplexity)}")
+    if families.has_goals(results.about["model"]):
+        for goal in goals(results):
+            print(goal)
+    else:
+        print("\n".join(report.against_paper(results)))
     if args.page:
         report.write_page(results, ROOT / "docs")
     faults = order_faults(results) if args.check else []

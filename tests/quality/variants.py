@@ -68,6 +68,13 @@ def needle_variants() -> list[Variant]:
     return chosen + [variant for variant in all_variants() if "UNIFORM" in variant.name]
 
 
+def short_variants() -> list[Variant]:
+    """Of a second family. Nothing that drops tokens: it could not say which of the others a window has."""
+    wanted = {(name, budget) for name in (OURS, ENERGIES, RECENT) for budget in (0.3, 0.2)}
+    wanted |= {(OURS, 0.5), ("UNIFORM Q4", 0.31), (PAPER + "GREEDY", 0.5), (PAPER + "GREEDY", 0.3), (PAPER + "UNIFORM P4", 0.28)}
+    return [variant for variant in all_variants() if (variant.name, variant.budget) in wanted]
+
+
 def quick_variants() -> list[Variant]:
     """What the order is asserted of."""
     wanted = {(OURS, 0.3), (OURS, 0.2), (ENERGIES, 0.3), (PAPER + "GREEDY", 0.3), (PAPER + "BALANCED", 0.3),
