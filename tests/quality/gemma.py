@@ -70,7 +70,7 @@ class Gemma(Model):
         tokens, scores = value("tokenizer.ggml.tokens"), value("tokenizer.ggml.scores")
         self.tokenizer = _tokenizer(tokens, scores, value("tokenizer.ggml.token_type"), value("tokenizer.ggml.unknown_token_id"))
 
-    def _normed_heads(self, h: Floats, name: str, heads: int) -> Floats:
+    def _project(self, h: Floats, name: str, heads: int) -> Floats:
         """Queries or keys, each head's vector with a norm of its own."""
         vectors = (h @ self.weights[name + ".weight"].T).reshape(-1, self.head_dim)
         return self._norm(vectors, name + "_norm.weight").reshape(len(h), heads, self.head_dim)
@@ -87,8 +87,8 @@ class Gemma(Model):
         for layer, window in enumerate(self.windows):
             name, theta = f"blk.{layer}.", _LOCAL_THETA if window else self.theta
             h = self._norm(x, name + "attn_norm.weight")
-            q = self._rope(self._normed_heads(h, name + "attn_q", self.heads), position, theta)
-            k = self._rope(self._normed_heads(h, name + "attn_k", self.kv_heads), position, theta)
+            q = self._rope(self._project(h, name + "attn_q", self.heads), position, theta)
+            k = self._rope(self._project(h, name + "attn_k", self.kv_heads), position, theta)
             v = (h @ w[name + "attn_v.weight"].T).reshape(count, self.kv_heads, self.head_dim)
             if kept is not None:
                 kept.kv[layer, 0], kept.kv[layer, 1] = k, v

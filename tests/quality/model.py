@@ -104,7 +104,8 @@ class Model:
         return logits
 
     def _norm(self, x: Floats, name: str) -> Floats:
-        return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + self.eps) * self.weights[name]
+        out: Floats = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + self.eps) * self.weights[name]
+        return out
 
     def _rope(self, x: Floats, first: int, theta: float) -> Floats:
         half = self.head_dim // 2
