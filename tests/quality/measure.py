@@ -21,12 +21,13 @@ import spectrumkv as skv
 class Results:
     """about: what was run. rows: by variant, one entry for each segment: wire, kl, change (of perplexity, in %), top1.
     needles: by variant, and "exact", one entry for each trial: whether the answer was right.
-    perplexity: over exact KV, one entry for each segment."""
+    perplexity: over exact KV, one entry for each segment. spread: of the first segment's keys, see key_spread."""
 
     about: dict[str, Any] = field(default_factory=dict)
     rows: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     needles: dict[str, list[bool]] = field(default_factory=dict)
     perplexity: list[float] = field(default_factory=list)
+    spread: list[float] = field(default_factory=list)
 
     def save(self, path: pathlib.Path | None) -> None:
         if path is not None:
@@ -50,9 +51,16 @@ def policy_of(variant: Variant, prefill: Prefill) -> Any:
     return skv.policy(**options)
 
 
+def key_spread(kv: Any) -> list[float]:
+    """By layer: deviation over the tokens of the key channel that varies most, over that of the median channel; of the worst head."""
+    deviation = kv[:, 0, 1:].astype(np.float32).std(axis=1)  # the first token's keys are like no others
+    return [float(ratio) for ratio in (deviation.max(axis=2) / np.median(deviation, axis=2)).max(axis=1)]
+
+
 def measure_segment(model: Model, mover: Mover, segment: Segment, variants: list[Variant], results: Results) -> None:
     prefill = model.prefill(segment.prefix)
     mover.load(prefill.kv)
+    results.spread = results.spread or key_spread(prefill.kv)
     exact = model.continue_over(segment.tail, prefill.kv, len(segment.prefix))
     probability, best = np.exp(exact), exact.argmax(axis=1)
     targets = (np.arange(len(segment.tail) - 1), segment.tail[1:])

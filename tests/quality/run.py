@@ -92,6 +92,9 @@ def main() -> int:
     results = Results.load(args.load) if args.load else measure(args)
     if not args.summary:
         print(report.table(results))
+        if results.spread:
+            least, most = min(results.spread), max(results.spread)
+            print(f"deviation of the largest key channel over the median one, by layer: {least:.1f} to {most:.1f}")
         if results.perplexity:
             print(f"perplexity over exact KV: {', '.join(f'{value:.1f}' for value in results.perplexity)}")
     if families.has_goals(results.about["model"]):
