@@ -82,7 +82,7 @@ std::vector<Flag> PolicyFlags() {
           {"importance", "SOURCE", "scores, position, key-norm or none"},
           {"scores", "FILE", "float32 .npy: [tokens] or [layers, tokens]"},
           {"decay", "LAMBDA", "importance decays by exp(-LAMBDA * distance from the end)"},
-          {"sinks", "N", "tokens at the front that are never lossy; default 4"},
+          {"sinks", "N", "tokens at the front that are never lossy; default 4, or 1 (OPTIMAL with scores)"},
           {"strict-budget", "", "fail rather than overrun the budget layer by layer"},
           {"payload-only", "", "the budget counts codes only"}};
 }

@@ -408,7 +408,8 @@ std::vector<KeySpec> MakePolicyKeys() {
        0,
        65536,
        {},
-       "Tokens at the front that always travel raw: attention leans on them far more than on others."},
+       "Tokens at the front that always travel raw: attention leans on them far more than on others. Where OPTIMAL has "
+       "scores or queries it is the first alone, unless the request says otherwise."},
       {"policy.decay_lambda",
        KeyKind::kRatio,
        Ref(FIELD(policy.decay_lambda)),

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include "server/service/check.h"
@@ -54,11 +55,24 @@ absl::Status SetTiers(const v1::Policy& proto, Policy* policy) {
   return absl::OkStatus();
 }
 
+// What attends to the first tokens, and how much, is in the scores: more than the first of them need no rule of their own.
+// docs/quality.md has what it is worth.
+constexpr uint32_t kAttendedSinks = 1;
+
+void SetSinks(const v1::Importance& proto, Policy* policy) {
+  const bool attended = policy->importance == ImportanceSource::kScores ||
+                        policy->importance == ImportanceSource::kRecentQueries;
+  if (proto.has_sinks()) {
+    policy->sinks = proto.sinks();
+  } else if (attended && policy->allocator == Allocator::kOptimal) {
+    policy->sinks = std::min(policy->sinks, kAttendedSinks);
+  }
+}
+
 absl::Status SetImportance(const v1::Importance& proto, Policy* policy) {
   policy->scores.assign(proto.scores().begin(), proto.scores().end());
   policy->scores_per_layer = proto.scores_per_layer();
   if (proto.decay_lambda() != 0) policy->decay_lambda = proto.decay_lambda();
-  if (proto.has_sinks()) policy->sinks = proto.sinks();
   if (proto.has_queries() && !policy->scores.empty()) {
     return Invalid("INVALID_POLICY", "policy.importance.queries", "and policy.importance.scores are both given");
   }
@@ -105,6 +119,7 @@ absl::StatusOr<Policy> PolicyFromProto(const v1::Policy& proto, const Policy& de
   if (!tiers.ok()) return tiers;
   const absl::Status importance = SetImportance(proto.importance(), &policy);
   if (!importance.ok()) return importance;
+  SetSinks(proto.importance(), &policy);
   if (proto.has_auto_budget()) {
     if (proto.has_budget()) {
       return Invalid("INVALID_POLICY", "policy.auto_budget", "and policy.budget are both given: the daemon chooses, or you");

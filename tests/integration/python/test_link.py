@@ -167,7 +167,8 @@ def test_a_link_may_be_named(pair, sides):
 
 
 def test_attention_takes_time_too(pair, sides):
-    """What RECENT_QUERIES costs is in the prediction, in proportion to the queries."""
+    """What RECENT_QUERIES costs is in the prediction, in proportion to the queries, less what the handshake takes meanwhile."""
+
     def seconds(count):
         queries = np.zeros((LAYERS, count, 32, 64), "float16")
         asked = skv.recent_queries(queries, range(TOKENS - count, TOKENS))
@@ -175,9 +176,9 @@ def test_attention_takes_time_too(pair, sides):
         return plan(pair, sides, policy, link_bytes_per_second=1e12).predicted_seconds
 
     without = plan(pair, sides, skv.policy(budget=0.5), link_bytes_per_second=1e12).predicted_seconds
-    few, many = seconds(8) - without, seconds(64) - without
-    print(f"8 queries {few * 1e3:.2f} ms, 64 {many * 1e3:.2f} ms")
-    assert 4 * few < many < 16 * few
+    few, many = seconds(32) - without, seconds(64) - without
+    print(f"32 queries {few * 1e3:.2f} ms, 64 {many * 1e3:.2f} ms")
+    assert many > 0 and many > 1.9 * few >= 0
 
 
 def test_a_budget_is_chosen_for_the_target(pair, sides, slow):

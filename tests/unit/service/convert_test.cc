@@ -147,6 +147,27 @@ TEST(PolicyFromProto, LeavesOpenFieldsToTheDefaults) {
   EXPECT_FALSE(policy->allow_drop);
 }
 
+TEST(PolicyFromProto, FewerSinksWhereAttentionIsKnown) {
+  v1::Policy proto;
+  proto.set_allocator(v1::ALLOCATOR_OPTIMAL);
+  const auto sinks = [&proto](uint32_t of_daemon) {
+    Policy defaults;
+    defaults.sinks = of_daemon;
+    return PolicyFromProto(proto, defaults)->sinks;
+  };
+  EXPECT_EQ(sinks(4), 4u);
+  proto.mutable_importance()->mutable_queries()->add_positions(3);
+  EXPECT_EQ(sinks(4), 1u);
+  EXPECT_EQ(sinks(0), 0u) << "a daemon that pins none";
+  proto.mutable_importance()->set_sinks(3);
+  EXPECT_EQ(sinks(4), 3u) << "what the request says";
+  proto.mutable_importance()->Clear();
+  proto.mutable_importance()->add_scores(1);
+  EXPECT_EQ(sinks(4), 1u);
+  proto.set_allocator(v1::ALLOCATOR_GREEDY);
+  EXPECT_EQ(sinks(4), 4u);
+}
+
 TEST(PolicyFromProto, TakesEveryField) {
   v1::Policy proto;
   proto.set_budget(0.25);

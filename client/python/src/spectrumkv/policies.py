@@ -45,7 +45,7 @@ def policy(
     queries: from recent_queries(), in place of scores: the daemon computes what they attend to. A layer-wise source is opened
         with importance="RECENT_QUERIES" and gives them with advance.
     decay_lambda: importance of token j of n is multiplied by exp(-decay_lambda * (n - j)).
-    sinks: tokens at the front that are always RAW.
+    sinks: tokens at the front that are always RAW; not given: 4, or with OPTIMAL and scores or queries 1.
     override_quality_gate: use tiers although no probe has opened them to this model; the report says so.
 
     Raises ValueError for a name that does not exist, and for target_seconds or min_budget without budget="auto".
