@@ -23,14 +23,7 @@ class Daemon(RealDaemon):
         super().__init__(**keys)
 
     def scrape(self):
-        if self.net is None:
-            return super().scrape()
-
-        def inside():
-            with self.net.inside(self.side):
-                return RealDaemon.scrape(self)
-
-        return network.in_thread(inside)
+        return network.in_host(self.net, self.side, super().scrape)
 
 
 class Pair:

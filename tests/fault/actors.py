@@ -49,14 +49,7 @@ class Daemon(RealDaemon):
         self.observer = skv.Client(self.worker, timeout_s=10)
 
     def scrape(self):
-        if self.net is None:
-            return super().scrape()
-
-        def inside():
-            with self.net.inside(self.side):
-                return RealDaemon.scrape(self)
-
-        return network.in_thread(inside)
+        return network.in_host(self.net, self.side, super().scrape)
 
     def status(self):
         with self.admin() as admin:

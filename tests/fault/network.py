@@ -119,3 +119,15 @@ def in_thread(work):
     if error is not None:
         raise error
     return result
+
+
+def in_host(net, side, work):
+    """The result of work() as it is in that side's network, or here where there is none."""
+    if net is None:
+        return work()
+
+    def inside():
+        with net.inside(side):
+            return work()
+
+    return in_thread(inside)
