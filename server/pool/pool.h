@@ -150,8 +150,9 @@ class PoolRegistry {
   virtual void Unregister(const Caller& caller, const std::string& pool_id, uint64_t epoch, int64_t timeout_ms,
                           std::function<void(absl::Status)> done) = 0;
 
-  // Source blocks, shared. token_count tokens must fit the blocks behind skip_tokens, which stay as they are, blocks exist, one list per group of the schema, none
-  // longer than the pool has blocks. All that is listed is held, also what token_count does not need.
+  // Source blocks, shared. token_count tokens must fit the blocks behind skip_tokens, which stay as they are, blocks
+  // exist, one list per group of the schema, none longer than the pool has blocks. All that is listed is held, also what
+  // token_count does not need.
   // Errors: NOT_FOUND UNKNOWN_POOL; FAILED_PRECONDITION STALE_EPOCH; NOT_FOUND UNKNOWN_BLOCK; INVALID_ARGUMENT
   // INVALID_BLOCKS; FAILED_PRECONDITION BLOCKS_RESERVED (a destination has them).
   virtual absl::StatusOr<std::unique_ptr<BlockHold>> HoldSource(const Caller& caller, const std::string& pool_id,

@@ -94,13 +94,6 @@ absl::StatusOr<std::shared_ptr<const RecentQueries>> QueriesAsked(const v1::Impo
   return queries;
 }
 
-SourceReads ReadsOf(const Policy& policy, const RecentQueries* queries, const std::vector<PlanLayer>& layers,
-                    uint32_t tokens) {
-  SourceReads reads = ReadsFirst(policy, /*layerwise=*/false);
-  if (queries != nullptr) reads.attended_bytes = AttendedBytes(*queries, layers, tokens);
-  return reads;
-}
-
 // What the request's queries attend to, into the policy as its scores.
 absl::Status AttendAll(const ServiceContext& context, const BlockHold& hold, const std::vector<PlanLayer>& layers,
                        const std::vector<LayerPlace>& places, const std::shared_ptr<const RecentQueries>& queries,
@@ -278,7 +271,7 @@ absl::Status PlanNow(const ServiceContext& context, const Caller& caller, const 
   const Measured measured = MeasuredFor(context, request);
   if (policy->auto_target_seconds > 0) {
     BudgetChoice choice;
-    const SourceReads reads = ReadsOf(*policy, queries->get(), layers, request.token_count());
+    const SourceReads reads = ReadsFirst(*policy, /*layerwise=*/false, queries->get(), layers, request.token_count());
     policy = ResolveAutoBudget(*std::move(policy), layers, request.token_count(), reads, measured, &choice);
     BudgetChoiceToProto(choice, response->mutable_budget_choice());
   }
@@ -316,8 +309,8 @@ absl::Status PlanNow(const ServiceContext& context, const Caller& caller, const 
   FillTokenTiers(shape, *batch, scan, response);
   response->set_escaped_tokens(batch->escaped);
   response->set_predicted_distortion(PredictDistortion(shape, *batch, scan));
-  PredictTime(request, shape, *batch, ReadsOf(*policy, queries->get(), layers, request.token_count()), measured,
-              response);
+  PredictTime(request, shape, *batch,
+              ReadsFirst(*policy, /*layerwise=*/false, queries->get(), layers, request.token_count()), measured, response);
   return absl::OkStatus();
 }
 

@@ -34,12 +34,9 @@ absl::Status TransferManagerImpl::ChooseBudgetOf(SenderSpec* spec) {
   const uint32_t tokens = spec->source->token_count();
   if (absl::Status ok = CheckPolicy(spec->policy, tokens, static_cast<uint32_t>(layers.size())); !ok.ok()) return ok;
   BudgetChoice choice;
-  SourceReads reads = ReadsFirst(spec->policy, spec->layerwise);
-  if (spec->queries != nullptr) {
-    const RecentQueries& queries = *spec->queries;
-    if (absl::Status ok = CheckQueriesOf(spec->policy, &queries, layers, tokens, spec->layerwise); !ok.ok()) return ok;
-    reads.attended_bytes = AttendedBytes(queries, layers, tokens);
-  }
+  const RecentQueries* const queries = spec->queries.get();
+  if (absl::Status ok = CheckQueriesOf(spec->policy, queries, layers, tokens, spec->layerwise); !ok.ok()) return ok;
+  const SourceReads reads = ReadsFirst(spec->policy, spec->layerwise, queries, layers, tokens);
   spec->policy = ResolveAutoBudget(std::move(spec->policy), layers, tokens, reads, MeasuredOf(spec->peer), &choice);
   spec->choice = choice;
   parts_.metrics->CountBudgetChoice(static_cast<MetricBudgetReason>(choice.reason));

@@ -201,11 +201,13 @@ Policy ResolveAutoBudget(Policy policy, const std::vector<PlanLayer>& layers, ui
   return policy;
 }
 
-SourceReads ReadsFirst(const Policy& policy, bool layerwise) {
-  if (policy.allocator == Allocator::kRaw) return {};
+SourceReads ReadsFirst(const Policy& policy, bool layerwise, const RecentQueries* queries,
+                       const std::vector<PlanLayer>& layers, uint32_t tokens) {
+  const double attended_bytes = queries == nullptr ? 0 : AttendedBytes(*queries, layers, tokens);
+  if (policy.allocator == Allocator::kRaw) return {false, false, attended_bytes};
   const bool scans =
       policy.importance == ImportanceSource::kKeyNorm || policy.strict_budget || ScanChooses(policy, layerwise);
-  return {scans, policy.allocator == Allocator::kOptimal};
+  return {scans, policy.allocator == Allocator::kOptimal, attended_bytes};
 }
 
 }  // namespace spectrumkv

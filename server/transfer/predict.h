@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "server/plan/plan.h"
+#include "server/scan/attention.h"
 #include "server/transfer/rates.h"
 
 namespace spectrumkv {
@@ -17,8 +18,9 @@ struct SourceReads {
   bool samples = false;  // OPTIMAL: a few values of each token
   double attended_bytes = 0;  // RECENT_QUERIES: AttendedBytes
 };
-// All but attended_bytes.
-SourceReads ReadsFirst(const Policy& policy, bool layerwise);
+// queries: null, or checked for these layers and tokens (CheckQueries).
+SourceReads ReadsFirst(const Policy& policy, bool layerwise, const RecentQueries* queries,
+                       const std::vector<PlanLayer>& layers, uint32_t tokens);
 
 // Something to move.
 struct TransferWork {

@@ -58,15 +58,14 @@ absl::StatusOr<std::shared_ptr<SenderTransfer>> SenderTransfer::Create(TransferS
   if (absl::Status ok = CheckQueriesFor(*spec.source, spec.policy, spec.queries.get(), layers, spec.layerwise); !ok.ok()) {
     return ok;
   }
-  const double attended_bytes =
-      spec.queries == nullptr ? 0 : AttendedBytes(*spec.queries, layers, spec.source->token_count());
+  const SourceReads reads =
+      ReadsFirst(spec.policy, spec.layerwise, spec.queries.get(), layers, spec.source->token_count());
   auto transfer = std::make_shared<SenderTransfer>(std::move(setup), std::move(spec));
-  transfer->attended_bytes_ = attended_bytes;
   if (absl::Status awaited = transfer->AwaitWritten(written_event); !awaited.ok()) return awaited;
   const Policy& policy = transfer->policy_;
-  const SourceReads reads = ReadsFirst(policy, transfer->layerwise_);
   transfer->scans_ = reads.scans;
   transfer->samples_ = reads.samples;
+  transfer->attended_bytes_ = reads.attended_bytes;
   if (ScanChooses(policy, transfer->layerwise_)) {
     if (transfer->layerwise_) {  // then by keys
       return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_POLICY",

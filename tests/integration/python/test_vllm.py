@@ -13,7 +13,6 @@ from real_daemon import running
 
 from spectrumkv.errors import NotFound
 
-
 TOKENS = 18  # five blocks, the last of them half used
 HERE, THERE = [9, 2, 7, 30, 11], [1, 40, 3, 22, 5]
 

@@ -259,7 +259,7 @@ TEST(ResolveAutoBudget, CountsTheSample) {
   policy.auto_target_seconds = 2;
   Measured measured = Machine(125 * kMB);
   measured.sample = kKv / 0.5;
-  const SourceReads reads = ReadsFirst(policy, false);
+  const SourceReads reads = ReadsFirst(policy, false, nullptr, Layers(), kTokens);
   EXPECT_TRUE(reads.samples);
   EXPECT_FALSE(reads.scans);
   BudgetChoice with, without;
@@ -268,7 +268,7 @@ TEST(ResolveAutoBudget, CountsTheSample) {
   EXPECT_EQ(with.reason, BudgetReason::kMeetsTarget);
   EXPECT_NEAR(without.budget - with.budget, 0.5 * measured.link.value() / kKv, 0.02);
   policy.allocator = Allocator::kRaw;
-  EXPECT_FALSE(ReadsFirst(policy, false).samples);
+  EXPECT_FALSE(ReadsFirst(policy, false, nullptr, Layers(), kTokens).samples);
 }
 
 TEST(ResolveAutoBudget, LeavesAnOrdinaryPolicy) {
