@@ -120,6 +120,14 @@ struct Config {
     double min_agreement = 0.9;
   } quality;
 
+  // Better precision for what has arrived (docs/refinement.md).
+  struct Refine {
+    uint64_t max_retained = 64;  // transfers; of each role
+    uint64_t max_retain_seconds = 600;
+    uint64_t staging_bytes = uint64_t{1} << 30;
+    uint64_t max_bytes_per_second = 0;  // 0: no limit
+  } refine;
+
   struct Log {
     std::string level = "info";   // debug, info, warning, error
     std::string format = "text";  // text or json

@@ -23,5 +23,7 @@ FieldRef Ref(Lambda lambda) {
 std::vector<KeySpec> MakeWorkerKeys();
 // keys_quality.cc: which tiers a model may use.
 std::vector<KeySpec> MakeQualityKeys();
+// keys_refine.cc: better precision for what has arrived.
+std::vector<KeySpec> MakeRefineKeys();
 
 }  // namespace spectrumkv

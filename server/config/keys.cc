@@ -465,7 +465,8 @@ std::vector<KeySpec> MakeProcessKeys() {
 const std::vector<KeySpec>& AllKeys() {
   static const auto* const keys = [] {
     auto* all = new std::vector<KeySpec>;
-    for (auto make : {MakeWorkerKeys, MakeServerKeys, MakeMemoryKeys, MakeTransferKeys, MakePolicyKeys, MakeQualityKeys, MakeProcessKeys}) {
+    for (auto make : {MakeWorkerKeys, MakeServerKeys, MakeMemoryKeys, MakeTransferKeys, MakePolicyKeys, MakeQualityKeys,
+                      MakeRefineKeys, MakeProcessKeys}) {
       for (KeySpec& key : make()) all->push_back(std::move(key));
     }
     return all;

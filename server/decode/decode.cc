@@ -23,14 +23,24 @@ TargetPlane PlaneOf(const DecodeTarget& target, uint32_t layer_index, PlaneId pl
                     uint32_t tokens, std::vector<uint8_t*>* rows) {
   const DecodeTarget::Place& place = target.places[layer_index];
   if (rows->size() < tokens) rows->resize(tokens);
-  target.hold->FillRows(place.group, place.layer_slot, plane, token_first, tokens, rows->data());
+  FillTargetRows(target, layer_index, plane, token_first, tokens, rows->data());
   const LayerSchema& layer = target.hold->schema().groups[place.group].layers[place.layer_slot];
-  const TensorSchema& tensor = plane == PlaneId::kK ? layer.k : *layer.v;
+  const TensorSchema& tensor = place.plane_of(plane) == PlaneId::kK ? layer.k : *layer.v;
   return TargetPlane{rows->data(), static_cast<int64_t>(tensor.head_stride_bytes),
                      static_cast<int64_t>(tensor.dim_stride_bytes)};
 }
 
 }  // namespace
+
+void FillTargetRows(const DecodeTarget& target, uint32_t layer_index, PlaneId plane, uint32_t first, uint32_t count,
+                    uint8_t** rows) {
+  const DecodeTarget::Place& place = target.places[layer_index];
+  const PlaneId at = place.plane_of(plane);
+  if (target.rows == nullptr) return target.hold->FillRows(place.group, place.layer_slot, at, first, count, rows);
+  ForEachRun((*target.rows)[layer_index], first, count, [&](uint32_t position, uint32_t n, uint32_t offset) {
+    target.hold->FillRows(place.group, place.layer_slot, at, position, n, rows + offset);
+  });
+}
 
 absl::StatusOr<ChunkView> VerifyChunk(const Pieces& pieces, uint8_t* room, const DecodeTarget& target) {
   ChunkView view;

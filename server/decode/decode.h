@@ -21,8 +21,12 @@ struct DecodeTarget {
   struct Place {
     uint32_t group = 0;
     uint32_t layer_slot = 0;
+    bool values = false;  // the one tensor of the layer is V: a strip of a refinement
+    PlaneId plane_of(PlaneId plane) const { return values ? PlaneId::kV : plane; }
   };
   std::vector<Place> places;
+  // Of a refinement: where the tokens of each layer that travel lie in the destination. Null: at 0, 1, ...
+  const std::vector<std::vector<TokenRange>>* rows = nullptr;
   std::vector<uint32_t> group_head_first;  // by group
   uint64_t fence = 0;
 };
@@ -31,6 +35,10 @@ struct DecodeScratch {
   Workspace workspace;
   std::vector<uint8_t*> k_rows, v_rows;
 };
+
+// Addresses of the destination's rows for tokens [first, first + count) that travel of a layer.
+void FillTargetRows(const DecodeTarget& target, uint32_t layer_index, PlaneId plane, uint32_t first, uint32_t count,
+                    uint8_t** rows);
 
 // Every check before a byte is written: format, checksum, fence, and each field against the manifest. `room`: as for
 // ParseChunk. Errors: UNIMPLEMENTED UNSUPPORTED_VERSION; DATA_LOSS TRUNCATED, BAD_MAGIC, BAD_HEADER, BAD_LENGTH,

@@ -8,9 +8,9 @@ namespace {
 DeviceRows RowsOf(const DecodeTarget& target, const ChunkCut& cut, PlaneId plane, std::vector<uint8_t*>* rows) {
   const DecodeTarget::Place& place = target.places[cut.layer_index];
   if (rows->size() < cut.token_count) rows->resize(cut.token_count);
-  target.hold->FillRows(place.group, place.layer_slot, plane, cut.token_first, cut.token_count, rows->data());
+  FillTargetRows(target, cut.layer_index, plane, cut.token_first, cut.token_count, rows->data());
   const LayerSchema& layer = target.hold->schema().groups[place.group].layers[place.layer_slot];
-  const TensorSchema& tensor = plane == PlaneId::kK ? layer.k : *layer.v;
+  const TensorSchema& tensor = place.plane_of(plane) == PlaneId::kK ? layer.k : *layer.v;
   return DeviceRows{rows->data(), static_cast<int64_t>(tensor.token_stride_bytes),
                     static_cast<int64_t>(tensor.head_stride_bytes), static_cast<int64_t>(tensor.dim_stride_bytes)};
 }

@@ -12,7 +12,7 @@ DeviceRows DeviceRowsOf(const EncodeSource& source, const ChunkCut& cut, PlaneId
   FillKeptRows(source, cut.layer_index, plane, cut.token_first, cut.token_count, rows->data());
   const LayerPlace& place = (*source.places)[cut.layer_index];
   const LayerSchema& layer = source.hold->schema().groups[place.group].layers[place.layer_slot];
-  const TensorSchema& tensor = plane == PlaneId::kK ? layer.k : *layer.v;
+  const TensorSchema& tensor = place.plane_of(plane) == PlaneId::kK ? layer.k : *layer.v;
   return DeviceRows{rows->data(), static_cast<int64_t>(tensor.token_stride_bytes),
                     static_cast<int64_t>(tensor.head_stride_bytes), static_cast<int64_t>(tensor.dim_stride_bytes)};
 }

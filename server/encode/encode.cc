@@ -14,32 +14,15 @@ const GroupSchema& GroupOf(const EncodeSource& source, uint32_t layer_index) {
 }
 
 const TensorSchema& TensorOf(const EncodeSource& source, uint32_t layer_index, PlaneId plane) {
-  const LayerSchema& layer = GroupOf(source, layer_index).layers[(*source.places)[layer_index].layer_slot];
-  return plane == PlaneId::kK ? layer.k : *layer.v;
-}
-
-// Calls fn(position, count, offset) for each run of positions behind kept tokens [first, first + count).
-template <typename Fn>
-void ForEachKeptRun(const TransferShape& shape, uint32_t first, uint32_t count, Fn fn) {
-  uint32_t before = 0;
-  uint32_t done = 0;
-  for (const TokenRange& run : shape.kept) {
-    if (done == count) return;
-    const uint32_t at = first + done;
-    if (at < before + run.count) {
-      const uint32_t skip = at - before;
-      const uint32_t n = std::min(run.count - skip, count - done);
-      fn(run.first + skip, n, done);
-      done += n;
-    }
-    before += run.count;
-  }
+  const LayerPlace& place = (*source.places)[layer_index];
+  const LayerSchema& layer = GroupOf(source, layer_index).layers[place.layer_slot];
+  return place.plane_of(plane) == PlaneId::kK ? layer.k : *layer.v;
 }
 
 void ReadGenerations(const EncodeSource& source, const ChunkCut& cut, std::vector<uint64_t>* out) {
   out->clear();
   const uint32_t group = (*source.places)[cut.layer_index].group;
-  ForEachKeptRun(*source.shape, cut.token_first, cut.token_count, [&](uint32_t position, uint32_t n, uint32_t) {
+  ForEachRun(source.shape->ranges_of(cut.layer_index), cut.token_first, cut.token_count, [&](uint32_t position, uint32_t n, uint32_t) {
     source.hold->ReadGenerations(group, position, n, out);
   });
 }
@@ -94,8 +77,8 @@ SourcePlanes PlanesOf(const EncodeSource& source, const ChunkCut& cut, EncodeScr
 void FillKeptRows(const EncodeSource& source, uint32_t layer_index, PlaneId plane, uint32_t first, uint32_t count,
                   uint8_t** rows) {
   const LayerPlace& place = (*source.places)[layer_index];
-  ForEachKeptRun(*source.shape, first, count, [&](uint32_t position, uint32_t n, uint32_t offset) {
-    source.hold->FillRows(place.group, place.layer_slot, plane, position, n, rows + offset);
+  ForEachRun(source.shape->ranges_of(layer_index), first, count, [&](uint32_t position, uint32_t n, uint32_t offset) {
+    source.hold->FillRows(place.group, place.layer_slot, place.plane_of(plane), position, n, rows + offset);
   });
 }
 

@@ -15,6 +15,8 @@ namespace spectrumkv {
 struct LayerPlace {
   uint32_t group = 0;
   uint32_t layer_slot = 0;
+  bool values = false;  // the one tensor of the layer is V: a strip of a refinement
+  PlaneId plane_of(PlaneId plane) const { return values ? PlaneId::kV : plane; }
 };
 
 // A source as the encoder needs it. Borrowed; immutable while chunks are encoded.

@@ -357,6 +357,8 @@ absl::Status Daemon::Impl::StartPeer() {
   auto server = PeerServer::Start(peer, transfers_.get());
   if (!server.ok()) return server.status();
   peer_ = *std::move(server);
+  const std::string at = peer_->address();
+  transfers_->SetPeerPort(static_cast<uint32_t>(std::stoul(at.substr(at.rfind(':') + 1))));
   if (peer.security.mode == PeerSecurity::Mode::kMtls) WatchCertificates(peer.security);
   return absl::OkStatus();
 }

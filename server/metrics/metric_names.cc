@@ -76,7 +76,8 @@ std::vector<MetricSpec> MakeCounters() {
       {MetricId::kSavedBytes,
        "spectrumkv_saved_bytes_total",
        counter,
-       "Raw KV bytes less wire bytes of committed transfers, where that is above 0.",
+       "Raw KV bytes less wire bytes of committed transfers, where that is above 0. Of one that is kept for refinements "
+       "it is counted at the end of that, less what they moved.",
        {Role()},
        {}},
       {MetricId::kExpandedBytes,
@@ -169,6 +170,31 @@ std::vector<MetricSpec> MakeCounters() {
        counter,
        "Requests refused because their user, or their pool, has as much as it may have.",
        {LabelOf<MetricQuota>("quota", kMetricQuotas)},
+       {}},
+      {MetricId::kRefinements,
+       "spectrumkv_refinements_total",
+       counter,
+       "Refinements that ended, by role and outcome. They are not among the transfers.",
+       {Role(), Outcome()},
+       {}},
+      {MetricId::kRetentions,
+       "spectrumkv_retentions_total",
+       counter,
+       "Committed transfers that were to be kept for refinements: kept, or refused because there were as many as "
+       "refine.max_retained allows, or the daemon drains.",
+       {Role(), LabelOf<MetricRetention>("result", kMetricRetentions)},
+       {}},
+      {MetricId::kRefinedBytes,
+       "spectrumkv_refined_bytes_total",
+       counter,
+       "Bytes of the chunks that refinements sent, which are in wire_bytes_total as well.",
+       {},
+       {}},
+      {MetricId::kAppliedBytes,
+       "spectrumkv_refinement_applied_bytes_total",
+       counter,
+       "Bytes that ApplyRefinement has copied into destinations.",
+       {},
        {}},
       {MetricId::kGateDecisions,
        "spectrumkv_gate_decisions_total",
@@ -351,6 +377,10 @@ const char* MetricLabelOf(MetricRefusal reason) {
 const char* MetricLabelOf(MetricQuota quota) {
   static constexpr const char* kNames[] = {"pools", "bytes", "holds", "transfers", "pool_transfers"};
   return Pick(kNames, kMetricQuotas, static_cast<int>(quota));
+}
+const char* MetricLabelOf(MetricRetention result) {
+  static constexpr const char* kNames[] = {"kept", "refused"};
+  return Pick(kNames, kMetricRetentions, static_cast<int>(result));
 }
 const char* MetricLabelOf(MetricGate decision) {
   static constexpr const char* kNames[] = {"open", "warned", "overridden", "narrowed", "refused"};

@@ -96,6 +96,15 @@ void Metrics::CountConnectionRefused(MetricRefusal reason) {
 }
 void Metrics::CountQuotaRefused(MetricQuota quota) { impl_->Add(MetricId::kQuotaRefusals, At(quota), 1); }
 
+void Metrics::CountRefinement(MetricRole role, MetricOutcome outcome) {
+  impl_->Add(MetricId::kRefinements, At(role) * kMetricOutcomes + At(outcome), 1);
+}
+void Metrics::AddRefinedBytes(uint64_t bytes) { impl_->Add(MetricId::kRefinedBytes, 0, static_cast<double>(bytes)); }
+void Metrics::AddAppliedBytes(uint64_t bytes) { impl_->Add(MetricId::kAppliedBytes, 0, static_cast<double>(bytes)); }
+void Metrics::CountRetention(MetricRole role, MetricRetention result) {
+  impl_->Add(MetricId::kRetentions, At(role) * kMetricRetentions + At(result), 1);
+}
+
 void Metrics::CountGate(MetricGate decision) { impl_->Add(MetricId::kGateDecisions, At(decision), 1); }
 void Metrics::AddTrials(MetricTrial kind, MetricTrialOutcome outcome, uint64_t trials) {
   impl_->Add(MetricId::kProbeTrials, At(kind) * kMetricTrialOutcomes + At(outcome), static_cast<double>(trials));

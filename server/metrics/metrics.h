@@ -25,6 +25,7 @@ enum class MetricBlocks { kFree, kSending, kReceiving };
 enum class MetricReload { kOk, kFailed };
 enum class MetricRefusal { kUid, kFull, kNoDescriptor, kSystem };
 enum class MetricQuota { kPools, kBytes, kHolds, kTransfers, kPoolTransfers };
+enum class MetricRetention { kKept, kRefused };
 enum class MetricGate { kOpen, kWarned, kOverridden, kNarrowed, kRefused };
 enum class MetricVerdict { kOpen, kClosed };
 enum class MetricTrial { kNeedle, kContinuation, kCode };
@@ -51,6 +52,7 @@ constexpr int kMetricBlocks = 3;
 constexpr int kMetricReloads = 2;
 constexpr int kMetricRefusals = 4;
 constexpr int kMetricQuotas = 5;
+constexpr int kMetricRetentions = 2;
 constexpr int kMetricGates = 5;
 constexpr int kMetricVerdicts = 2;
 constexpr int kMetricTrials = 3;
@@ -97,6 +99,12 @@ class Metrics {
   void CountConnectionRefused(MetricRefusal reason);
   // A request above what one user may have.
   void CountQuotaRefused(MetricQuota quota);
+  // Once for each refinement that becomes terminal; bytes that one has sent; bytes that one has put in place.
+  void CountRefinement(MetricRole role, MetricOutcome outcome);
+  void AddRefinedBytes(uint64_t bytes);
+  void AddAppliedBytes(uint64_t bytes);
+  // Of a committed transfer that was to be kept for refinements.
+  void CountRetention(MetricRole role, MetricRetention result);
   // Of a transfer that was asked for, while the quality gate is on.
   void CountGate(MetricGate decision);
   void AddTrials(MetricTrial kind, MetricTrialOutcome outcome, uint64_t trials);
@@ -150,6 +158,7 @@ const char* MetricLabelOf(MetricBlocks state);
 const char* MetricLabelOf(MetricReload result);
 const char* MetricLabelOf(MetricRefusal reason);
 const char* MetricLabelOf(MetricQuota quota);
+const char* MetricLabelOf(MetricRetention result);
 const char* MetricLabelOf(MetricGate decision);
 const char* MetricLabelOf(MetricVerdict verdict);
 const char* MetricLabelOf(MetricTrial kind);

@@ -6,6 +6,7 @@
 // layer-wise source advances. Planner keeps what was spent, so that the whole stays within one budget.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -134,8 +135,33 @@ struct TransferShape {
   uint32_t token_count = 0;       // of the request
   std::vector<TokenRange> kept;   // tokens that travel, ascending, disjoint, not touching
   std::vector<PlanLayer> layers;  // ascending layer index
+  // Of a refinement (refine.h): the tokens of each layer that travel, in place of `kept`, which is then all.
+  std::vector<std::vector<TokenRange>> strips;
   uint32_t kept_count() const;
+  const std::vector<TokenRange>& ranges_of(size_t layer_index) const {
+    return strips.empty() ? kept : strips[layer_index];
+  }
+  uint32_t tokens_of(size_t layer_index) const;
 };
+uint32_t CountTokens(const std::vector<TokenRange>& ranges);
+
+// Calls fn(position, count, offset) for each run of positions behind tokens [first, first + count) of `ranges`.
+template <typename Fn>
+void ForEachRun(const std::vector<TokenRange>& ranges, uint32_t first, uint32_t count, Fn fn) {
+  uint32_t before = 0;
+  uint32_t done = 0;
+  for (const TokenRange& run : ranges) {
+    if (done == count) return;
+    const uint32_t at = first + done;
+    if (at < before + run.count) {
+      const uint32_t skip = at - before;
+      const uint32_t n = std::min(run.count - skip, count - done);
+      fn(run.first + skip, n, done);
+      done += n;
+    }
+    before += run.count;
+  }
+}
 
 // One chunk of the cut: layers[layer_index], kept tokens [token_first, token_first + token_count) counted in kept
 // tokens. chunk_index is its place in the list (layer by layer, tokens ascending).
@@ -193,6 +219,10 @@ class Planner {
   static absl::StatusOr<Planner> Create(Policy policy, std::vector<PlanLayer> layers, uint32_t token_count,
                                         const std::vector<LayerScan>* full_scan = nullptr);
 
+  // A refinement: what `shape.strips` names travels at `tier`, escapes and layers that are RAW alone aside; there is no
+  // budget. INVALID_SHAPE.
+  static absl::StatusOr<Planner> CreateFixed(TransferShape shape, Tier tier);
+
   ~Planner();
   Planner(Planner&&) noexcept;
   Planner& operator=(Planner&&) noexcept;
@@ -235,6 +265,7 @@ class Planner {
  private:
   struct State;
   Planner();
+  PlanBatch PlanFixed(const std::vector<uint32_t>& chunk_indices, const std::vector<LayerScan>& scan);
   TransferShape shape_;
   std::vector<ChunkCut> cuts_;
   std::unique_ptr<State> state_;

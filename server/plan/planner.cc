@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -133,6 +134,7 @@ struct Planner::State {
   uint64_t weight_left = 0;
   size_t chunks_left = 0;
   bool whole = false;  // the first batch was everything
+  std::optional<Tier> fixed;  // of a refinement
 
   CostRules rules() const { return {&ladder, pinned, policy.payload_only}; }
   bool per_layer() const {
@@ -308,6 +310,38 @@ absl::StatusOr<Planner> Planner::Create(Policy policy, std::vector<PlanLayer> la
   return planner;
 }
 
+absl::StatusOr<Planner> Planner::CreateFixed(TransferShape shape, Tier tier) {
+  if (shape.layers.empty() || shape.strips.size() != shape.layers.size()) return InvalidShape("there are no strips");
+  Planner planner;
+  planner.state_ = std::make_unique<State>();
+  State& state = *planner.state_;
+  state.fixed = tier;
+  state.policy.importance = ImportanceSource::kNone;
+  state.ladder = LadderOf(state.policy);
+  planner.shape_ = std::move(shape);
+  planner.cuts_ = CutChunks(planner.shape_);
+  if (planner.cuts_.empty() || planner.cuts_.size() > kMaxChunks) {
+    return InvalidShape("the strips make " + std::to_string(planner.cuts_.size()) + " chunks");
+  }
+  state.kv_bytes = KvBytesOf(planner.shape_);
+  state.planned.assign(planner.cuts_.size(), false);
+  return planner;
+}
+
+PlanBatch Planner::PlanFixed(const std::vector<uint32_t>& chunk_indices, const std::vector<LayerScan>& scan) {
+  PlanBatch batch;
+  Emitter emitter(shape_.layers, cuts_, chunk_indices, state_->rules(), &batch);
+  for (const Unit& unit : SplitUnits(cuts_, chunk_indices, /*per_layer=*/true)) {
+    const PlanLayer& layer = shape_.layers[unit.layers.front()];
+    const Tier tier = layer.raw_only ? Tier::kRaw : *state_->fixed;
+    Allocation allocation;
+    allocation.tier_maps.assign(unit.tokens.count, TierMapByte(tier, layer.has_v ? tier : Tier::kRaw));
+    emitter.Emit(unit, allocation, scan);
+  }
+  for (const uint32_t index : chunk_indices) state_->planned[index] = true;
+  return batch;
+}
+
 std::vector<TokenRange> Planner::dropped() const {
   std::vector<TokenRange> dropped;
   uint32_t at = 0;
@@ -363,6 +397,7 @@ absl::StatusOr<PlanBatch> Planner::Plan(const std::vector<uint32_t>& chunk_indic
                                         const std::vector<LayerScan>& scan) {
   State& state = *state_;
   if (absl::Status status = CheckBatch(chunk_indices, state.planned, scan, shape_); !status.ok()) return status;
+  if (state.fixed.has_value()) return PlanFixed(chunk_indices, scan);
   const CostRules rules = state.rules();
   std::vector<uint64_t> rest = state.rest_by_rung;
   for (const Unit& unit : SplitUnits(cuts_, chunk_indices, /*per_layer=*/false)) {
@@ -422,6 +457,7 @@ TierTotals Planner::Withdraw(const std::vector<const PlannedChunk*>& chunks) {
       totals.v[tier] += counts.v[tier];
     }
   }
+  if (state.fixed.has_value()) return totals;
   for (const Unit& unit : SplitUnits(cuts_, indices, /*per_layer=*/false)) {
     const std::vector<uint64_t> cost = CostModel(shape_.layers, unit, rules, nullptr).BytesByRung();
     for (size_t rung = 0; rung < cost.size(); ++rung) state.rest_by_rung[rung] += cost[rung];
@@ -432,6 +468,7 @@ TierTotals Planner::Withdraw(const std::vector<const PlannedChunk*>& chunks) {
 }
 
 double Planner::effective_budget() const {
+  if (state_->fixed.has_value()) return 0;
   const double raised = static_cast<double>(state_->budget_total) / static_cast<double>(state_->kv_bytes);
   return state_->policy.soft_budget ? std::max(state_->policy.budget, raised) : state_->policy.budget;
 }

@@ -5,11 +5,15 @@
 
 namespace spectrumkv {
 
-uint32_t TransferShape::kept_count() const {
+uint32_t CountTokens(const std::vector<TokenRange>& ranges) {
   uint32_t count = 0;
-  for (const TokenRange& range : kept) count += range.count;
+  for (const TokenRange& range : ranges) count += range.count;
   return count;
 }
+
+uint32_t TransferShape::kept_count() const { return CountTokens(kept); }
+
+uint32_t TransferShape::tokens_of(size_t layer_index) const { return CountTokens(ranges_of(layer_index)); }
 
 ChunkDims DimsOf(const PlanLayer& layer, uint32_t tokens) {
   return ChunkDims{tokens, layer.heads, layer.head_dim, layer.dtype, layer.has_v};
@@ -17,9 +21,10 @@ ChunkDims DimsOf(const PlanLayer& layer, uint32_t tokens) {
 
 std::vector<ChunkCut> CutChunks(const TransferShape& shape) {
   std::vector<ChunkCut> cuts;
-  const uint32_t kept = shape.kept_count();
+  uint32_t kept = shape.kept_count();
   for (uint32_t l = 0; l < shape.layers.size(); ++l) {
     const PlanLayer& layer = shape.layers[l];
+    if (!shape.strips.empty()) kept = shape.tokens_of(l);
     const uint32_t step = TokensPerChunk(layer.heads, layer.head_dim, layer.dtype, layer.has_v);
     for (uint64_t first = 0; first < kept; first += step) {
       const uint32_t at = static_cast<uint32_t>(first);
@@ -31,7 +36,9 @@ std::vector<ChunkCut> CutChunks(const TransferShape& shape) {
 
 uint64_t KvBytesOf(const TransferShape& shape) {
   uint64_t bytes = 0;
-  for (const PlanLayer& layer : shape.layers) bytes += KvBytes(DimsOf(layer, shape.token_count));
+  for (size_t l = 0; l < shape.layers.size(); ++l) {
+    bytes += KvBytes(DimsOf(shape.layers[l], shape.strips.empty() ? shape.token_count : shape.tokens_of(l)));
+  }
   return bytes;
 }
 

@@ -24,6 +24,14 @@ void BlockUse::Unshare(uint64_t block) {
 void BlockUse::Reserve(uint64_t block) {
   At(block) = kReserved;
   ++reserved_;
+  auto& turns = turns_[block / kPageBlocks];
+  if (turns == nullptr) turns = std::make_unique<Page>();
+  ++(*turns)[block % kPageBlocks];
+}
+
+uint32_t BlockUse::Turn(uint64_t block) const {
+  const auto& turns = turns_[block / kPageBlocks];
+  return turns == nullptr ? 0 : (*turns)[block % kPageBlocks];
 }
 
 void BlockUse::Unreserve(uint64_t block) {

@@ -13,7 +13,7 @@ class BlockUse {
  public:
   static constexpr uint64_t kPageBlocks = 1024;
 
-  explicit BlockUse(uint64_t num_blocks) : pages_((num_blocks + kPageBlocks - 1) / kPageBlocks) {}
+  explicit BlockUse(uint64_t num_blocks) : pages_((num_blocks + kPageBlocks - 1) / kPageBlocks), turns_(pages_.size()) {}
 
   // REQUIRES of all: block < num_blocks.
   bool IsReserved(uint64_t block) const { return Get(block) == kReserved; }
@@ -25,6 +25,9 @@ class BlockUse {
   void Reserve(uint64_t block);
   void Unreserve(uint64_t block);
 
+  // How often the block has been reserved: who had it knows by this whether somebody has had it since.
+  uint32_t Turn(uint64_t block) const;
+
   // Blocks, not uses.
   uint64_t shared() const { return shared_; }
   uint64_t reserved() const { return reserved_; }
@@ -35,7 +38,7 @@ class BlockUse {
   uint32_t Get(uint64_t block) const;
   uint32_t& At(uint64_t block);
 
-  std::vector<std::unique_ptr<Page>> pages_;
+  std::vector<std::unique_ptr<Page>> pages_, turns_;
   uint64_t shared_ = 0, reserved_ = 0;
 };
 

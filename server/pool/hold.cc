@@ -15,6 +15,16 @@ absl::Status BadBlocks(const std::string& message) {
   return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_BLOCKS", message);
 }
 
+std::vector<std::vector<uint32_t>> WithoutStale(const std::vector<std::vector<uint32_t>>& ids, const StaleBlocks& stale) {
+  std::vector<std::vector<uint32_t>> fresh(ids.size());
+  for (size_t g = 0; g < ids.size(); ++g) {
+    for (size_t i = 0; i < ids[g].size(); ++i) {
+      if (!stale[g][i]) fresh[g].push_back(ids[g][i]);
+    }
+  }
+  return fresh;
+}
+
 std::string GroupName(size_t group) { return "groups[" + std::to_string(group) + "]"; }
 
 absl::Status UnknownBlock(size_t group, uint64_t block, uint64_t num_blocks) {
@@ -86,16 +96,45 @@ absl::StatusOr<BlockTable> ExpandBlocks(const PoolSchema& schema, const std::vec
 }
 
 PoolHold::PoolHold(std::shared_ptr<PoolCore> core, BlockTable table, uint32_t token_count, bool exclusive,
-                   std::shared_ptr<LostNotice> notice)
+                   std::shared_ptr<LostNotice> notice, StaleBlocks stale)
     : core_(std::move(core)),
       table_(std::move(table)),
       token_count_(token_count),
       exclusive_(exclusive),
-      notice_(std::move(notice)) {}
+      notice_(std::move(notice)),
+      stale_(std::move(stale)) {}
 
 PoolHold::~PoolHold() {
   notice_->Drop();
-  core_->ReleaseHold(table_.ids, exclusive_, notice_);
+  core_->ReleaseHold(stale_.empty() ? table_.ids : WithoutStale(table_.ids, stale_), exclusive_, notice_);
+}
+
+bool PoolHold::Fresh(uint32_t group, uint32_t token) const {
+  return stale_.empty() || !stale_[group][(table_.skip[group] + token) / schema().groups[group].block_tokens];
+}
+
+std::shared_ptr<BlockTicket> PoolHold::Ticket() const {
+  if (!exclusive_ || !stale_.empty()) return nullptr;
+  std::vector<std::vector<uint64_t>> generations;
+  if (has_generations()) generations = core_->GenerationsOf(table_.ids);
+  return std::make_shared<PoolTicket>(core_, table_, token_count_, core_->TurnsOf(table_.ids), std::move(generations));
+}
+
+PoolTicket::PoolTicket(std::weak_ptr<PoolCore> core, BlockTable table, uint32_t token_count,
+                       std::vector<std::vector<uint32_t>> turns, std::vector<std::vector<uint64_t>> generations)
+    : core_(std::move(core)),
+      table_(std::move(table)),
+      token_count_(token_count),
+      generations_(std::move(generations)),
+      turns_(std::move(turns)) {}
+
+absl::StatusOr<std::unique_ptr<BlockHold>> PoolTicket::Reserve() {
+  const std::shared_ptr<PoolCore> core = core_.lock();
+  if (core == nullptr) {
+    return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_POOL", "the pool of the destination is gone");
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  return core->HoldAgain(table_, token_count_, generations_, &turns_);
 }
 
 void PoolHold::FillRows(uint32_t group, uint32_t layer_slot, PlaneId plane, uint32_t token_first, uint32_t count,

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "server/pool/pool_core.h"
@@ -16,11 +17,14 @@ struct BlockTable {
   std::vector<uint32_t> skip;
 };
 
+// By group and place in BlockTable::ids: the block is somebody else's by now. Empty: none is.
+using StaleBlocks = std::vector<std::vector<bool>>;
+
 class PoolHold final : public BlockHold {
  public:
-  // Takes over the use of `table.ids` that PoolCore::Hold has counted.
+  // Takes over the use of `table.ids`, stale ones aside, that PoolCore::Hold or HoldAgain has counted.
   PoolHold(std::shared_ptr<PoolCore> core, BlockTable table, uint32_t token_count, bool exclusive,
-           std::shared_ptr<LostNotice> notice);
+           std::shared_ptr<LostNotice> notice, StaleBlocks stale = {});
   ~PoolHold() override;
 
   const PoolSchema& schema() const override { return core_->schema(); }
@@ -31,6 +35,8 @@ class PoolHold final : public BlockHold {
   absl::Status ZeroTail(uint32_t kept_tokens) const override;
   void ReadGenerations(uint32_t group, uint32_t token_first, uint32_t count,
                        std::vector<uint64_t>* out) const override;
+  std::shared_ptr<BlockTicket> Ticket() const override;
+  bool Fresh(uint32_t group, uint32_t token) const override;
   bool has_generations() const override { return core_->generations() != nullptr; }
   absl::Status Health() const override { return exclusive_ ? core_->Health() : core_->MemoryHealth(); }
   absl::Status LookAtMemory() const override { return core_->LookAtMemory(); }
@@ -43,6 +49,24 @@ class PoolHold final : public BlockHold {
   const uint32_t token_count_;
   const bool exclusive_;
   const std::shared_ptr<LostNotice> notice_;
+  const StaleBlocks stale_;
+};
+
+// Of a PoolHold.
+class PoolTicket final : public BlockTicket {
+ public:
+  // `turns`, `generations`: of the blocks of `table`, by group, as they are while the destination is held.
+  PoolTicket(std::weak_ptr<PoolCore> core, BlockTable table, uint32_t token_count,
+             std::vector<std::vector<uint32_t>> turns, std::vector<std::vector<uint64_t>> generations);
+  absl::StatusOr<std::unique_ptr<BlockHold>> Reserve() override;
+
+ private:
+  const std::weak_ptr<PoolCore> core_;
+  const BlockTable table_;
+  const uint32_t token_count_;
+  const std::vector<std::vector<uint64_t>> generations_;  // empty where the pool has none
+  std::mutex mutex_;
+  std::vector<std::vector<uint32_t>> turns_;
 };
 
 // The blocks of each group in order, checked against the schema: one list per group, blocks that exist, enough of them

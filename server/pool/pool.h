@@ -36,6 +36,19 @@ struct GroupBlockList {
 class Device;
 class Devices;
 
+class BlockHold;
+
+// The right of who had a destination to write into its blocks once more, as long as nobody else has had them: no byte
+// lands in a block that the daemon has given to another since, or whose generation the worker has moved. It holds
+// nothing. Thread-safe.
+class BlockTicket {
+ public:
+  virtual ~BlockTicket() = default;
+  // The blocks that are still the request's, exclusive again; see BlockHold::Fresh for the others. Errors:
+  // FAILED_PRECONDITION BLOCKS_REUSED (none is), BLOCKS_IN_USE, POOL_CLOSING; NOT_FOUND UNKNOWN_POOL.
+  virtual absl::StatusOr<std::unique_ptr<BlockHold>> Reserve() = 0;
+};
+
 // Blocks of one request in one pool, held until destroyed. Keeps the pool mapped. Const methods may be called from any
 // thread.
 class BlockHold {
@@ -62,6 +75,14 @@ class BlockHold {
   virtual void ReadGenerations(uint32_t group, uint32_t token_first, uint32_t count,
                                std::vector<uint64_t>* out) const = 0;
   virtual bool has_generations() const = 0;
+
+  // Of a destination: see BlockTicket. What the blocks' generations are now is what they must stay. Null: none.
+  virtual std::shared_ptr<BlockTicket> Ticket() const { return nullptr; }
+  // May the token's block be written? Always, unless the hold came from a ticket.
+  virtual bool Fresh(uint32_t group, uint32_t token) const {
+    (void)group, (void)token;
+    return true;
+  }
 
   // OK, or why the hold's memory must not be trusted any more (FailedPrecondition): SEGMENT_FAILED; of a destination also
   // POOL_LOST. What a source of a lost pool holds stays mapped and good: a transfer whose source was fully written may

@@ -23,6 +23,8 @@
 
 namespace spectrumkv {
 
+struct BlockTable;  // hold.h
+
 // Of an id, for logs: the whole of it is the right to use the pool.
 inline std::string ShortPoolId(const std::string& id) { return id.substr(0, 8); }
 
@@ -96,6 +98,12 @@ class PoolCore : public std::enable_shared_from_this<PoolCore> {
 
   absl::StatusOr<std::unique_ptr<BlockHold>> Hold(const std::vector<GroupBlockList>& blocks, uint32_t token_count,
                                                   bool exclusive);
+  // For a ticket (hold.h): `turns` and `generations` of when the blocks were the request's; turns are brought up to date.
+  absl::StatusOr<std::unique_ptr<BlockHold>> HoldAgain(const BlockTable& table, uint32_t token_count,
+                                                       const std::vector<std::vector<uint64_t>>& generations,
+                                                       std::vector<std::vector<uint32_t>>* turns);
+  std::vector<std::vector<uint32_t>> TurnsOf(const std::vector<std::vector<uint32_t>>& ids) const;
+  std::vector<std::vector<uint64_t>> GenerationsOf(const std::vector<std::vector<uint32_t>>& ids) const;
   absl::Status PutBlock(uint32_t group, uint32_t layer, PlaneId plane, uint64_t block, const std::string& data);
   absl::StatusOr<std::string> GetBlock(uint32_t group, uint32_t layer, PlaneId plane, uint64_t block);
   PoolStatus Describe() const;

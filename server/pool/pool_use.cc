@@ -80,6 +80,56 @@ absl::StatusOr<std::unique_ptr<BlockHold>> PoolCore::Hold(const std::vector<Grou
       std::make_unique<PoolHold>(shared_from_this(), *std::move(table), token_count, exclusive, std::move(notice)));
 }
 
+std::vector<std::vector<uint32_t>> PoolCore::TurnsOf(const BlockIds& ids) const {
+  std::vector<std::vector<uint32_t>> turns(ids.size());
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t g = 0; g < ids.size(); ++g) {
+    for (const uint32_t block : ids[g]) turns[g].push_back(use_[g].Turn(block));
+  }
+  return turns;
+}
+
+std::vector<std::vector<uint64_t>> PoolCore::GenerationsOf(const BlockIds& ids) const {
+  std::vector<std::vector<uint64_t>> generations(ids.size());
+  for (size_t g = 0; g < ids.size(); ++g) {
+    for (const uint32_t block : ids[g]) generations[g].push_back(__atomic_load_n(generations_ + block, __ATOMIC_ACQUIRE));
+  }
+  return generations;
+}
+
+absl::StatusOr<std::unique_ptr<BlockHold>> PoolCore::HoldAgain(const BlockTable& table, uint32_t token_count,
+                                                               const std::vector<std::vector<uint64_t>>& generations,
+                                                               std::vector<std::vector<uint32_t>>* turns) {
+  auto notice = std::make_shared<LostNotice>();
+  StaleBlocks stale(table.ids.size());
+  BlockIds fresh(table.ids.size());
+  bool any_fresh = false;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (absl::Status status = CheckUsableLocked(); !status.ok()) return status;
+  const std::vector<std::vector<uint64_t>> now = generations.empty() ? generations : GenerationsOf(table.ids);
+  for (size_t g = 0; g < table.ids.size(); ++g) {
+    for (size_t i = 0; i < table.ids[g].size(); ++i) {
+      const uint32_t block = table.ids[g][i];
+      const bool moved = !generations.empty() && now[g][i] != generations[g][i];
+      stale[g].push_back(moved || use_[g].Turn(block) != (*turns)[g][i]);
+      if (!stale[g].back()) fresh[g].push_back(block);
+      any_fresh |= !stale[g].back();
+    }
+  }
+  if (!any_fresh) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "BLOCKS_REUSED",
+                     "all blocks of the destination have been written or given to others since");
+  }
+  if (absl::Status status = TakeLocked(fresh, /*exclusive=*/true); !status.ok()) return status;
+  for (size_t g = 0; g < table.ids.size(); ++g) {
+    for (size_t i = 0; i < table.ids[g].size(); ++i) (*turns)[g][i] += stale[g][i] ? 0 : 1;
+  }
+  ++users_;
+  target_notices_.insert(notice);
+  return std::unique_ptr<BlockHold>(std::make_unique<PoolHold>(shared_from_this(), table, token_count, true,
+                                                               std::move(notice), std::move(stale)));
+}
+
 void PoolCore::ReleaseHold(const BlockIds& ids, bool exclusive, const std::shared_ptr<LostNotice>& notice) {
   std::unique_lock<std::mutex> lock(mutex_);
   GiveBackLocked(ids, exclusive);

@@ -21,6 +21,7 @@
 #include "server/pool/schema.h"
 #include "server/scan/attention.h"
 #include "server/transfer/report.h"
+#include "server/transfer/transfer_manager.h"
 #include "spectrumkv/v1/worker_service.pb.h"
 
 namespace spectrumkv {
@@ -44,6 +45,7 @@ struct RequestDefaults {
   uint32_t max_tokens = 1 << 22;
   int64_t deadline_ms = 30000, max_deadline_ms = 600000;
   int64_t lease_ttl_ms = 30000, min_lease_ttl_ms = 1000, max_lease_ttl_ms = 600000;
+  int64_t max_retain_ms = 600000;
   int64_t unregister_timeout_ms = 60000;
   int64_t max_unregister_timeout_ms = 600000;
   std::vector<std::string> allowed_hosts;
@@ -58,6 +60,12 @@ absl::StatusOr<PoolSchema> SchemaFromProto(const v1::PoolSchema& proto);
 // What is left open comes from `defaults`. INVALID_POLICY, INVALID_TIERS; UNKNOWN_TIER. Budget, scores and decay are
 // checked by the planner.
 absl::StatusOr<Policy> PolicyFromProto(const v1::Policy& proto, const Policy& defaults);
+
+// policy.retain_seconds. OUT_OF_RANGE; UNIMPLEMENTED RETENTION_OF_PARTS.
+absl::StatusOr<int64_t> RetainMsOf(const v1::Policy& proto, const PartId& part, const RequestDefaults& defaults);
+
+// All but owner and peer. INVALID_TRANSFER_ID, INVALID_TIERS, UNKNOWN_TIER, INVALID_BUDGET, INVALID_MODE, INVALID_SELECTION.
+absl::StatusOr<RefineSpec> RefineFromProto(const v1::RefineRequest& proto, const RequestDefaults& defaults);
 
 // INVALID_QUERIES. What depends on the pool is checked where the pool is known (CheckQueries).
 absl::StatusOr<std::shared_ptr<const RecentQueries>> QueriesFromProto(const v1::RecentQueries& proto);
@@ -74,6 +82,7 @@ absl::StatusOr<std::vector<BlockRange>> RunsFromProto(const google::protobuf::Re
 
 // The rule of server/base/ids.h: INVALID_TRANSFER_ID, INVALID_REQUEST_ID.
 absl::Status CheckTransferId(const std::string& id);
+absl::Status CheckId(const std::string& id, const std::string& field, const std::string& reason);
 absl::Status CheckRequestId(const std::string& id);
 // INVALID_POOL_REF.
 absl::Status CheckPoolRef(const v1::PoolRef& pool);

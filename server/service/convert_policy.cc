@@ -210,6 +210,7 @@ absl::StatusOr<RequestDefaults> DefaultsOf(const Config& config) {
   defaults.lease_ttl_ms = static_cast<int64_t>(config.lease.default_ttl_ms);
   defaults.min_lease_ttl_ms = static_cast<int64_t>(config.lease.min_ttl_ms);
   defaults.max_lease_ttl_ms = static_cast<int64_t>(config.lease.max_ttl_ms);
+  defaults.max_retain_ms = static_cast<int64_t>(config.refine.max_retain_seconds) * 1000;
   defaults.allowed_hosts = config.peer.allowed_hosts;
   return defaults;
 }

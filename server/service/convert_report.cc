@@ -139,6 +139,14 @@ void ReportToProto(const TransferReport& report, v1::TransferReport* out) {
   out->set_limited_seconds(report.limited_seconds);
   if (report.measured_link.has_value()) out->set_measured_link_bytes_per_second(*report.measured_link);
   if (report.link.has_value()) out->set_link_bytes_per_second(*report.link);
+  out->set_retained_seconds(report.retained_seconds);
+  out->set_refined_wire_bytes(report.refined_wire_bytes);
+  out->set_refines(report.refines);
+  out->set_cells(report.cells);
+  out->set_cells_left(report.cells_left);
+  out->set_staged_bytes(report.staged_bytes);
+  out->set_applied_bytes(report.applied_bytes);
+  out->set_stale_cells(report.stale_cells);
   GateToProto(report.gate, out);
   if (report.choice.has_value()) BudgetChoiceToProto(*report.choice, out->mutable_budget_choice());
 }

@@ -14,11 +14,6 @@
 namespace spectrumkv {
 namespace {
 
-absl::Status CheckId(const std::string& id, const std::string& field, const std::string& reason) {
-  if (IsId(id)) return absl::OkStatus();
-  return Invalid(reason, field, "is " + Quoted(id) + "; allowed are " + IdRule());
-}
-
 absl::StatusOr<int64_t> InRange(uint64_t value, int64_t fallback, int64_t least, int64_t most,
                                 const std::string& field) {
   if (value == 0) return fallback;
@@ -41,6 +36,11 @@ bool IsHost(const std::string& host) {
 }
 
 }  // namespace
+
+absl::Status CheckId(const std::string& id, const std::string& field, const std::string& reason) {
+  if (IsId(id)) return absl::OkStatus();
+  return Invalid(reason, field, "is " + Quoted(id) + "; allowed are " + IdRule());
+}
 
 absl::StatusOr<std::vector<BlockRange>> RunsFromProto(const google::protobuf::RepeatedPtrField<v1::BlockRun>& proto,
                                                       const std::string& field) {

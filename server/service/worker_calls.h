@@ -40,6 +40,9 @@ UnaryReactor* GetTransfer(const ServiceContext*, CallContext*, const v1::GetTran
 UnaryReactor* CancelTransfer(const ServiceContext*, CallContext*, const v1::CancelTransferRequest*,
                              v1::CancelTransferResponse*);
 UnaryReactor* ReleaseTransfer(const ServiceContext*, CallContext*, const v1::ReleaseTransferRequest*);
+UnaryReactor* RefineTransfer(const ServiceContext*, CallContext*, const v1::RefineRequest*, v1::RefineResponse*);
+UnaryReactor* ApplyRefinement(const ServiceContext*, CallContext*, const v1::ApplyRefinementRequest*,
+                              v1::ApplyRefinementResponse*);
 UnaryReactor* ReportFirstToken(const ServiceContext*, CallContext*, const v1::ReportFirstTokenRequest*);
 
 // worker_watch.cc

@@ -47,6 +47,10 @@ UnaryReactor* UnregisterPool(const ServiceContext* context, CallContext* call,
   if (!timeout_ms.ok()) return AnswerNow(*context, call, timeout_ms.status());
   UnaryReactor* reactor = call->DefaultReactor();
   context->calls->Post([context, reactor, request, caller = CallerOf(*context, *call), timeout_ms = *timeout_ms] {
+    // What is kept for refinements is nothing to wait for; of the caller's own pool alone.
+    if (context->pools->SchemaOf(caller, request->pool().pool_id(), request->pool().epoch()).ok()) {
+      context->transfers->EndRefinementsOf(request->pool().pool_id());
+    }
     context->pools->Unregister(
         caller, request->pool().pool_id(), request->pool().epoch(), timeout_ms,
         [context, reactor](const absl::Status& end) { reactor->Finish(EndOf(*context, MetricStage::kQueue, end)); });

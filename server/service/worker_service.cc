@@ -66,6 +66,13 @@ class WorkerServiceImpl final : public v1::WorkerService::CallbackService {
                                 v1::ReleaseTransferResponse*) override {
     return spectrumkv::ReleaseTransfer(context_, call, request);
   }
+  UnaryReactor* Refine(CallContext* call, const v1::RefineRequest* request, v1::RefineResponse* response) override {
+    return RefineTransfer(context_, call, request, response);
+  }
+  UnaryReactor* ApplyRefinement(CallContext* call, const v1::ApplyRefinementRequest* request,
+                                v1::ApplyRefinementResponse* response) override {
+    return spectrumkv::ApplyRefinement(context_, call, request, response);
+  }
   UnaryReactor* ReportFirstToken(CallContext* call, const v1::ReportFirstTokenRequest* request,
                                  v1::ReportFirstTokenResponse*) override {
     return spectrumkv::ReportFirstToken(context_, call, request);

@@ -35,8 +35,12 @@ absl::Status OpenSender(const ServiceContext& context, const Caller& caller, con
     return Invalid("INVALID_POLICY", "policy.tiers", "have DROP, and each of several parts would drop other tokens");
   }
 
+  const auto retain_ms = RetainMsOf(request.policy(), *part, context.defaults);
+  if (!retain_ms.ok()) return retain_ms.status();
+
   SenderSpec spec;
   spec.part = *part;
+  spec.retain_ms = *retain_ms;
   if (request.policy().importance().has_queries()) {
     auto queries = QueriesFromProto(request.policy().importance().queries());
     if (!queries.ok()) return queries.status();
@@ -82,8 +86,14 @@ absl::Status OpenReceiver(const ServiceContext& context, const Caller& caller, c
   const auto part = PartFromProto(request.has_part(), request.part());
   if (!part.ok()) return part.status();
 
+  if (request.refinable() && part->count > 1) {
+    return MakeError(absl::StatusCode::kUnimplemented, "RETENTION_OF_PARTS",
+                     "refinable is set, but a transfer of several parts cannot be refined", {{"field", "refinable"}});
+  }
+
   ReceiverSpec spec;
   spec.part = *part;
+  spec.refinable = request.refinable();
   spec.transfer_id = request.transfer_id();
   spec.transfer_token = request.transfer_token();
   spec.peer = peer;
@@ -182,12 +192,56 @@ UnaryReactor* CancelTransfer(const ServiceContext* context, CallContext* call, c
   return reactor;
 }
 
+// Refinements first: their end takes as long as a cancel.
 UnaryReactor* ReleaseTransfer(const ServiceContext* context, CallContext* call,
                               const v1::ReleaseTransferRequest* request) {
   const auto role = RoleOfKey(request->transfer());
   if (!role.ok()) return AnswerNow(*context, call, role.status());
-  return AnswerNow(*context, call, context->transfers->Release(CallerOf(*context, *call),
-                                                              request->transfer().transfer_id(), *role));
+  UnaryReactor* reactor = call->DefaultReactor();
+  const Caller caller = CallerOf(*context, *call);
+  context->transfers->EndRefinements(
+      caller, request->transfer().transfer_id(), *role,
+      [context, reactor, caller, id = request->transfer().transfer_id(), role = *role] {
+        reactor->Finish(EndOf(*context, MetricStage::kQueue, context->transfers->Release(caller, id, role)));
+      });
+  return reactor;
+}
+
+UnaryReactor* RefineTransfer(const ServiceContext* context, CallContext* call, const v1::RefineRequest* request,
+                             v1::RefineResponse* response) {
+  response->set_epoch(context->epoch);
+  const Caller caller = CallerOf(*context, *call);
+  return RunCall(context, call, [=] {
+    auto spec = RefineFromProto(*request, context->defaults);
+    if (!spec.ok()) return spec.status();
+    if (!request->peer().empty()) {
+      const auto peer = PeerOf(*context, request->peer());
+      if (!peer.ok()) return peer.status();
+      spec->peer = *peer;
+    }
+    spec->owner = caller;
+    const auto started = context->transfers->Refine(*std::move(spec));
+    if (!started.ok()) return started.status();
+    response->set_cells(started->cells);
+    response->set_cells_left(started->cells_left);
+    response->set_kv_bytes(started->kv_bytes);
+    return absl::OkStatus();
+  });
+}
+
+UnaryReactor* ApplyRefinement(const ServiceContext* context, CallContext* call,
+                              const v1::ApplyRefinementRequest* request, v1::ApplyRefinementResponse* response) {
+  const Caller caller = CallerOf(*context, *call);
+  return RunCall(context, call, [=] {
+    if (absl::Status ok = CheckId(request->refine_id(), "refine_id", "INVALID_TRANSFER_ID"); !ok.ok()) return ok;
+    const auto applied = context->transfers->ApplyRefinement(caller, request->refine_id(), request->max_bytes());
+    if (!applied.ok()) return applied.status();
+    response->set_applied_bytes(applied->applied_bytes);
+    response->set_staged_bytes(applied->staged_bytes);
+    response->set_stale_cells(applied->stale_cells);
+    response->set_complete(applied->complete);
+    return absl::OkStatus();
+  });
 }
 
 UnaryReactor* ReportFirstToken(const ServiceContext* context, CallContext* call,

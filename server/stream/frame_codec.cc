@@ -22,6 +22,8 @@ constexpr uint32_t kMaxParts = 4096;
 constexpr uint32_t kMaxStreams = 64;
 constexpr uint32_t kMaxCredits = 1u << 20;
 constexpr uint32_t kMaxHeads = 1u << 20;
+constexpr uint64_t kMaxRefineRuns = 1 << 16;
+constexpr uint64_t kMaxRetainMs = 24ull * 3600 * 1000;
 constexpr uint64_t kEndOfIndices = uint64_t{1} << 32;
 
 // Collects the first thing that is wrong.
@@ -137,6 +139,44 @@ void ShapeTo(const PoolShapeFrame& shape, v1::PoolShape* proto) {
   }
 }
 
+RefineFrame RefineFrom(const v1::Refine& proto, uint32_t token_count, Checker* check) {
+  RefineFrame out;
+  CheckTransferId(proto.transfer_id(), "hello.refine.transfer_id", check);
+  check->Range(proto.tier(), v1::TIER_RAW, v1::TIER_Q8, "hello.refine.tier");
+  check->AtMost(static_cast<uint64_t>(proto.token_sets_size()), 2 * kMaxLayers, "hello.refine.token_sets");
+  check->Range(proto.strips_size(), 1, 2 * kMaxLayers, "hello.refine.strips");
+  if (!check->ok()) return out;
+  uint64_t runs = 0;
+  for (const auto& set : proto.token_sets()) {
+    runs += static_cast<uint64_t>(set.tokens_size());
+    check->Require(set.tokens_size() > 0, "hello.refine.token_sets", "have an empty set");
+    check->AtMost(runs, kMaxRefineRuns, "hello.refine.token_sets");
+    if (!check->ok()) return out;
+    out.token_sets.push_back(RunsFrom(set.tokens(), token_count, "hello.refine.token_sets", check));
+  }
+  for (const auto& strip : proto.strips()) {
+    check->Require(strip.token_set() < out.token_sets.size(), "hello.refine.strips.token_set",
+                   "is " + std::to_string(strip.token_set()) + " of " + std::to_string(out.token_sets.size()));
+    check->AtMost(strip.layer(), 65'535, "hello.refine.strips.layer");
+    out.strips.push_back({strip.layer(), strip.values(), strip.token_set()});
+  }
+  out.transfer_id = proto.transfer_id();
+  out.tier = proto.tier();
+  return out;
+}
+
+void RefineTo(const RefineFrame& refine, v1::Refine* proto) {
+  proto->set_transfer_id(refine.transfer_id);
+  proto->set_tier(static_cast<v1::Tier>(refine.tier));
+  for (const auto& set : refine.token_sets) RunsTo(set, proto->add_token_sets()->mutable_tokens());
+  for (const RefineFrame::Strip& strip : refine.strips) {
+    auto* out = proto->add_strips();
+    out->set_layer(strip.layer);
+    out->set_values(strip.values);
+    out->set_token_set(strip.token_set);
+  }
+}
+
 HelloFrame HelloFrom(const v1::Hello& proto, Checker* check) {
   check->Range(proto.role(), 1, 2, "hello.role");
   CheckTransferId(proto.transfer_id(), "hello.transfer_id", check);
@@ -162,6 +202,7 @@ HelloFrame HelloFrom(const v1::Hello& proto, Checker* check) {
   out.token_count = proto.token_count();
   out.accept_dropped = proto.accept_dropped();
   out.outcome_only = proto.outcome_only();
+  if (proto.has_refine()) out.refine = RefineFrom(proto.refine(), proto.token_count(), check);
   return out;
 }
 
@@ -178,6 +219,11 @@ ManifestFrame ManifestFrom(const v1::Manifest& proto, Checker* check) {
   out.shape = ShapeFrom(proto.shape(), check);
   out.chunk_count = proto.chunk_count();
   out.streams = proto.streams();
+  if (proto.has_retention()) {
+    check->AtMost(proto.retention().retain_ms(), kMaxRetainMs, "manifest.retention.retain_ms");
+    check->AtMost(proto.retention().peer_port(), 65'535, "manifest.retention.peer_port");
+    out.retention = RetentionFrame{proto.retention().retain_ms(), proto.retention().peer_port()};
+  }
   return out;
 }
 
@@ -189,6 +235,7 @@ AcceptFrame AcceptFrom(const v1::Accept& proto, Checker* check) {
   out.chunks_received = RunsFrom(proto.chunks_received(), kEndOfIndices, "accept.chunks_received", check);
   out.credits = proto.credits();
   out.streams = proto.streams();
+  out.refinable = proto.refinable();
   return out;
 }
 
@@ -244,6 +291,7 @@ void Put(const HelloFrame& in, v1::ControlFrame* frame) {
   out->set_token_count(in.token_count);
   out->set_accept_dropped(in.accept_dropped);
   out->set_outcome_only(in.outcome_only);
+  if (in.refine.has_value()) RefineTo(*in.refine, out->mutable_refine());
 }
 void Put(const HelloReplyFrame& in, v1::ControlFrame* frame) {
   auto* out = frame->mutable_hello_reply();
@@ -258,6 +306,10 @@ void Put(const ManifestFrame& in, v1::ControlFrame* frame) {
   ShapeTo(in.shape, out->mutable_shape());
   out->set_chunk_count(in.chunk_count);
   out->set_streams(in.streams);
+  if (in.retention.has_value()) {
+    out->mutable_retention()->set_retain_ms(in.retention->retain_ms);
+    out->mutable_retention()->set_peer_port(in.retention->peer_port);
+  }
 }
 void Put(const AcceptFrame& in, v1::ControlFrame* frame) {
   auto* out = frame->mutable_accept();
@@ -265,6 +317,7 @@ void Put(const AcceptFrame& in, v1::ControlFrame* frame) {
   RunsTo(in.chunks_received, out->mutable_chunks_received());
   out->set_credits(in.credits);
   out->set_streams(in.streams);
+  out->set_refinable(in.refinable);
 }
 void Put(const CreditFrame& in, v1::ControlFrame* frame) { frame->mutable_credit()->set_credits(in.credits); }
 void Put(const HeartbeatFrame& in, v1::ControlFrame* frame) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -41,6 +42,22 @@ struct PoolShapeFrame {
   std::vector<GroupShapeFrame> groups;
 };
 
+struct RefineFrame {
+  std::string transfer_id;
+  int32_t tier = 0;  // Tier numbers of policy.proto
+  std::vector<std::vector<FrameRun>> token_sets;
+  struct Strip {
+    uint32_t layer = 0;
+    bool values = false;
+    uint32_t token_set = 0;
+  };
+  std::vector<Strip> strips;
+};
+struct RetentionFrame {
+  uint64_t retain_ms = 0;
+  uint32_t peer_port = 0;
+};
+
 struct HelloFrame {
   uint32_t format_version = 1;
   uint64_t epoch = 0;
@@ -52,6 +69,7 @@ struct HelloFrame {
   PoolShapeFrame shape;
   uint32_t token_count = 0;
   bool accept_dropped = false, outcome_only = false;
+  std::optional<RefineFrame> refine = std::nullopt;
 };
 struct HelloReplyFrame {
   uint64_t epoch = 0, session = 0;
@@ -63,11 +81,13 @@ struct ManifestFrame {
   PoolShapeFrame shape;
   uint64_t chunk_count = 0;
   uint32_t streams = 1;
+  std::optional<RetentionFrame> retention = std::nullopt;
 };
 struct AcceptFrame {
   uint64_t fence = 0;
   std::vector<FrameRun> chunks_received;
   uint32_t credits = 0, streams = 1;
+  bool refinable = false;
 };
 struct CreditFrame {
   uint32_t credits = 0;

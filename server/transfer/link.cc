@@ -160,7 +160,14 @@ void Transfer::Joined() {
   backoff_ms_ = 0;
   last_break_.clear();
   AddStage(Stage::kQueue, SecondsSinceStart());
+  NoteBusy(true);
   Apply(Event::kPeerJoined);
+}
+
+void Transfer::NoteBusy(bool busy) {
+  if (refines() || busy == busy_) return;
+  busy_ = busy;
+  setup_.host->OnBusy(busy ? 1 : -1);
 }
 
 void Transfer::OnControlFrame(const std::shared_ptr<ControlSession>& session, ControlFrame frame) {

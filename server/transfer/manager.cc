@@ -22,7 +22,9 @@ TransferManagerImpl::TransferManagerImpl(TransferOptions options, TransferParts 
       parts_(parts),
       parking_(parts.clock, options.max_waiting_peers, std::max<int64_t>(1, options.progress_timeout_ms / 3),
                options.max_deadline_ms),
-      rates_(options.compute_threads, options.inline_chunk_bytes) {
+      rates_(options.compute_threads, options.inline_chunk_bytes),
+      staging_(std::make_shared<StagingRoom>(options.staging_bytes)) {
+  door_->manager = this;
   LearnSpeeds();
 }
 
@@ -45,7 +47,7 @@ TransferSetup TransferManagerImpl::SetupOf(Role role, const Spec& spec) {
 
 template <typename Spec>
 TransferManagerImpl::NewHalf TransferManagerImpl::HalfOf(const Spec& spec, const PoolSchema& schema) {
-  NewHalf half{spec.owner, spec.pool_id, spec.transfer_token, spec.peer, spec.fingerprint, spec.part, {}};
+  NewHalf half{spec.owner, spec.pool_id, spec.transfer_token, spec.peer, spec.fingerprint, spec.part, {}, {}, nullptr};
   std::vector<LayerPlace> places;
   for (const PlanLayer& layer : PlanLayersOf(schema, &places)) half.layers.push_back(layer.layer);
   return half;
@@ -73,7 +75,8 @@ absl::Status TransferManagerImpl::CheckNew(const Key& key, const NewHalf& half) 
 }
 
 absl::Status TransferManagerImpl::StartSender(SenderSpec spec) {
-  const NewHalf half = HalfOf(spec, spec.source->schema());
+  NewHalf half = HalfOf(spec, spec.source->schema());
+  half.refines = spec.refines;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (absl::Status ok = CheckNew({Role::kSender, spec.transfer_id}, half); !ok.ok()) return ok;
@@ -81,6 +84,7 @@ absl::Status TransferManagerImpl::StartSender(SenderSpec spec) {
   if (absl::Status chosen = ChooseBudgetOf(&spec); !chosen.ok()) return chosen;
   const bool dials = !spec.peer.empty();
   TransferSetup setup = SetupOf(Role::kSender, spec);
+  setup.refines = spec.refines;
   absl::StatusOr<std::shared_ptr<SenderTransfer>> sender = SenderTransfer::Create(std::move(setup), std::move(spec));
   if (!sender.ok()) return sender.status();
   return Insert(*sender, dials, half);
@@ -88,8 +92,13 @@ absl::Status TransferManagerImpl::StartSender(SenderSpec spec) {
 
 absl::Status TransferManagerImpl::StartReceiver(ReceiverSpec spec) {
   const bool dials = !spec.peer.empty();
-  const NewHalf half = HalfOf(spec, spec.target->schema());
+  NewHalf half = HalfOf(spec, spec.target->schema());
   TransferSetup setup = SetupOf(Role::kReceiver, spec);
+  if (spec.refinement != nullptr) {
+    half.refinement = spec.refinement;
+    half.refines = setup.refines = spec.refinement->base().transfer_id;
+    setup.peer_epoch = spec.refinement->base().peer_epoch;
+  }
   return Insert(std::make_shared<ReceiverTransfer>(std::move(setup), std::move(spec)), dials, half);
 }
 
@@ -100,7 +109,13 @@ absl::Status TransferManagerImpl::Insert(const std::shared_ptr<Transfer>& transf
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (absl::Status ok = CheckNew(key, half); !ok.ok()) return ok;
+    if (!half.refines.empty()) {
+      const auto kept = kept_.find({key.first, half.refines});
+      if (kept == kept_.end() || kept->second.ended) return NotRetained(half.refines);
+      kept->second.children.insert(key.second);
+    }
     Entry& entry = entries_[key];
+    entry.refinement = half.refinement;
     first = !entry.live();
     entry.token = half.token;
     entry.peer = half.peer;
@@ -152,7 +167,10 @@ absl::StatusOr<TransferReport> TransferManagerImpl::Get(const Caller& caller, co
   std::lock_guard<std::mutex> lock(mutex_);
   absl::StatusOr<Key> key = KeyOf(caller, transfer_id, role);
   if (!key.ok()) return key.status();
-  return entries_.at(*key).Now();
+  const Entry& entry = entries_.at(*key);
+  TransferReport report = entry.Now();
+  FillRefinement(*key, entry, &report);
+  return report;
 }
 
 absl::StatusOr<uint64_t> TransferManagerImpl::Watch(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
@@ -279,41 +297,6 @@ uint32_t TransferManagerImpl::active() const {
   return active_;
 }
 
-void TransferManagerImpl::StartDraining(std::function<void()> done) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    draining_ = true;
-    if (untold_ > 0) {
-      drained_.push_back(std::move(done));
-      done = nullptr;
-    }
-  }
-  parts_.metrics->SetDraining(true);
-  parking_.CloseAll(MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the daemon is draining"));
-  if (done) done();
-}
-
-void TransferManagerImpl::Shutdown() {
-  std::vector<std::shared_ptr<Transfer>> running;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    draining_ = true;
-    for (auto& [key, entry] : entries_) {
-      if (entry.transfer != nullptr) running.push_back(entry.transfer);
-      if (entry.group == nullptr) continue;
-      for (auto& part : entry.group->Live()) running.push_back(std::move(part));
-    }
-  }
-  const absl::Status why = MakeError(absl::StatusCode::kUnavailable, "SHUTTING_DOWN", "the daemon is shutting down");
-  parking_.CloseAll(why);
-  for (auto& transfer : running) {
-    Transfer* t = transfer.get();
-    transfer->Post([t, why] { t->Fail(why); });
-  }
-  std::unique_lock<std::mutex> lock(mutex_);
-  idle_.wait(lock, [this] { return untold_ == 0; });
-}
-
 std::shared_ptr<ControlListener> TransferManagerImpl::OnControl(std::shared_ptr<ControlStream> stream) {
   auto session = std::make_shared<ControlSession>(
       [this](std::shared_ptr<ControlSession> s, HelloFrame hello) { OnHello(std::move(s), std::move(hello)); },
@@ -327,6 +310,7 @@ std::shared_ptr<ControlListener> TransferManagerImpl::OnControl(std::shared_ptr<
 }
 
 void TransferManagerImpl::OnHello(std::shared_ptr<ControlSession> session, HelloFrame hello) {
+  if (hello.refine.has_value()) return OnRefineHello(std::move(session), std::move(hello));
   const std::shared_ptr<ControlStream> stream = session->stream();
   if (stream == nullptr && !session->LastWords().has_value()) return;
   const Role ours = hello.role == Role::kSender ? Role::kReceiver : Role::kSender;
@@ -437,42 +421,18 @@ void TransferManagerImpl::DropSession(uint64_t session) {
 
 void TransferManagerImpl::OnSettled(const std::shared_ptr<Transfer>& transfer) {
   std::shared_ptr<Transfer> last;  // let go outside the lock
-  std::lock_guard<std::mutex> lock(mutex_);
   const Key key{transfer->role(), transfer->id()};
   const TransferReport report = transfer->Snapshot();
-  const Entry& entry = entries_.at(key);
-  last = entry.transfer;
-  --active_;
-  if (--active_of_owner_[entry.owner] == 0) active_of_owner_.erase(entry.owner);
-  if (--active_of_pool_[report.pool_id] == 0) active_of_pool_.erase(report.pool_id);
-  if (!transfer->is_part()) Remember(key, report);
-}
-
-void TransferManagerImpl::OnDone(const Transfer& transfer) {
-  if (!transfer.is_part()) parts_.metrics->AddInflightTransfers(-1);
-  Told();
-}
-
-void TransferManagerImpl::Told() {
-  std::vector<std::function<void()>> drained;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (--untold_ == 0) drained.swap(drained_);
-    Forget();
-    idle_.notify_all();
+    const Entry& entry = entries_.at(key);
+    last = entry.transfer;
+    --active_;
+    if (--active_of_owner_[entry.owner] == 0) active_of_owner_.erase(entry.owner);
+    if (--active_of_pool_[report.pool_id] == 0) active_of_pool_.erase(report.pool_id);
+    if (!transfer->is_part()) Remember(key, report);
   }
-  for (auto& done : drained) done();
-}
-
-void TransferManagerImpl::Forget() {
-  const int64_t now = parts_.clock->NowNs();
-  while (!ended_.empty()) {
-    const auto it = entries_.find(ended_.front());
-    const bool old = now - it->second.ended_ns > options_.terminal_memory_ms * kMsToNs;
-    if (!old && ended_.size() <= options_.terminal_memory_count) return;
-    entries_.erase(it);
-    ended_.pop_front();
-  }
+  if (transfer->refines()) OnRefined(key, report);
 }
 
 }  // namespace spectrumkv

@@ -1,17 +1,20 @@
 // The TransferManager: finds, starts, remembers.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
 
 #include "server/transfer/parking.h"
 #include "server/transfer/part_group.h"
+#include "server/transfer/refinement.h"
 #include "server/transfer/transfer.h"
 #include "server/transfer/transfer_manager.h"
 
@@ -39,6 +42,13 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   absl::Status ReportFirstToken(const Caller& caller, const std::string& transfer_id, std::optional<Role> role, double seconds) override;
   std::vector<TransferReport> List(uint32_t limit, bool active_only) override;
   std::vector<PeerStatus> ListPeers() override;
+  absl::StatusOr<RefineStarted> Refine(RefineSpec spec) override;
+  absl::StatusOr<RefinementApplied> ApplyRefinement(const Caller& caller, const std::string& refine_id,
+                                                    uint64_t max_bytes) override;
+  void EndRefinements(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
+                      std::function<void()> done) override;
+  void EndRefinementsOf(const std::string& pool_id) override;
+  void SetPeerPort(uint32_t port) override { peer_port_.store(port); }
   Measured MeasuredOf(const std::string& peer) override;
   uint32_t active() const override;
   void StartDraining(std::function<void()> done) override;
@@ -55,6 +65,12 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   void DropSession(uint64_t session) override;
   void CountPeer(const std::string& address, const char* direction, const TransferReport* ended) override;
   RateBook& rates() override { return rates_; }
+  bool Retain(RetainedSource source) override;
+  bool KeepBase(std::shared_ptr<RefineBase> base) override;
+  RetentionFrame Offer(uint64_t retain_ms) const override;
+  void OnBusy(int delta) override { busy_.fetch_add(delta, std::memory_order_relaxed); }
+  int64_t RefinePauseNs() override;
+  void CountRefined(uint64_t bytes) override;
 
  private:
   using Key = std::pair<Role, std::string>;
@@ -70,6 +86,7 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
     TransferReport report;
     int64_t ended_ns = 0;
     bool first_token_reported = false;
+    std::shared_ptr<Refinement> refinement;  // a refinement's receiver
 
     bool live() const { return transfer != nullptr || group != nullptr; }
     TransferReport Now() const;
@@ -86,6 +103,25 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
     std::string pool_id, token, peer, fingerprint;
     PartId part;
     std::vector<uint32_t> layers;  // of its pool, ascending
+    std::string refines;
+    std::shared_ptr<Refinement> refinement;
+  };
+  // What is kept of a transfer after its commit, so that it can be refined.
+  struct Kept {
+    std::shared_ptr<RetainedSource> source;  // a sender's
+    std::shared_ptr<RefineBase> base;        // a receiver's
+    std::string pool_id;
+    int64_t until_ns = 0;
+    TimerId timer = 0;
+    uint64_t kv_bytes = 0, wire_bytes = 0, refined_wire_bytes = 0;
+    std::set<std::string> children;  // refinements that run
+    bool ended = false;
+    std::vector<std::function<void()>> waiters;  // for its end
+  };
+  // How a pool's last word finds the manager, or that it is gone.
+  struct Door {
+    std::mutex mutex;
+    TransferManagerImpl* manager = nullptr;
   };
   template <typename Spec>
   static NewHalf HalfOf(const Spec& spec, const PoolSchema& schema);
@@ -105,6 +141,19 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   absl::Status CheckPartCount(const Entry& entry, Role ours, const HelloFrame& hello) const;
   // One of untold_ has been told.
   void Told();
+  // manager_refine.cc.
+  bool AddKept(const Key& key, Kept kept, uint64_t retain_ms);
+  void EndKept(const Key& key, const absl::Status& why, std::function<void()> done = nullptr);
+  void FinishKept(const Key& key);
+  void EndAllKept(const std::string& pool_id, const absl::Status& why);  // of any pool where that is empty
+  void OnRefined(const Key& child, const TransferReport& report);
+  void FillRefinement(const Key& key, const Entry& entry, TransferReport* report) const;  // REQUIRES mutex_
+  absl::StatusOr<std::shared_ptr<RefineBase>> BaseOf(const RefineSpec& spec) const;
+  absl::StatusOr<RefineChoice> ChooseFor(const RefineSpec& spec, RefineBase* base);
+  absl::StatusOr<std::shared_ptr<RetainedSource>> RetainedFor(const HelloFrame& hello) const;  // REQUIRES mutex_
+  void OnRefineHello(std::shared_ptr<ControlSession> session, HelloFrame hello);
+  absl::Status CheckRefineHello(const HelloFrame& hello) const;
+  absl::Status StartRefining(const RetainedSource& source, const HelloFrame& hello);
   // manager_peers.cc.
   void LearnSpeeds();
   absl::Status ChooseBudgetOf(SenderSpec* spec);
@@ -121,11 +170,17 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   const TransferParts parts_;
   Parking parking_;
   RateBook rates_;
+  const std::shared_ptr<StagingRoom> staging_;
+  const std::shared_ptr<Door> door_ = std::make_shared<Door>();
+  std::atomic<uint32_t> peer_port_{0};
+  std::atomic<int> busy_{0};  // transfers that move bytes and are no refinements
+  std::atomic<int64_t> refine_free_ns_{0};
 
   mutable std::mutex mutex_;
   std::condition_variable idle_;
   std::map<Key, Entry> entries_;
   std::deque<Key> ended_;  // oldest first
+  std::map<Key, Kept> kept_;
   std::unordered_map<uint64_t, Session> sessions_;
   std::map<std::string, PeerStatus> peers_;
   uint32_t active_ = 0;

@@ -35,4 +35,12 @@ inline absl::Status PartTooLate(const std::string& transfer_id, const absl::Stat
                                 std::string(why.message())));
 }
 
+inline absl::Status NotRetained(const std::string& transfer_id) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "NOT_RETAINED",
+                   absl::StrCat("nothing is kept to refine transfer ", transfer_id,
+                                ": its destination was not opened as refinable, its policy had no retain_seconds, a "
+                                "daemon is full (refine.max_retained) or older than refinement, or the time is over"),
+                   {{"transfer_id", transfer_id}});
+}
+
 }  // namespace spectrumkv

@@ -44,6 +44,8 @@ ReceiverTransfer::ReceiverTransfer(TransferSetup setup, ReceiverSpec spec)
       deadline_ms_(spec.deadline_ms),
       accept_dropped_(spec.accept_dropped && spec.part.count == 1),  // parts would drop different tokens
       exact_conversion_(spec.exact_conversion),
+      refinable_(spec.refinable && spec.part.count == 1),
+      refinement_(std::move(spec.refinement)),
       fence_(RandomU64()),
       on_device_(target_->device() != nullptr) {
   UpdateReport([&](TransferReport& r) {
@@ -72,6 +74,7 @@ HelloFrame ReceiverTransfer::MakeHello() const {
   hello.shape = ShapeOf(target_->schema());
   hello.token_count = target_->token_count();
   hello.accept_dropped = accept_dropped_;
+  if (refinement_ != nullptr) hello.refine = refinement_->Request();
   return hello;
 }
 
@@ -123,7 +126,7 @@ absl::Status ReceiverTransfer::AdoptManifest(const ManifestFrame& manifest) {
   as_hello.shape = manifest.shape;
   as_hello.token_count = manifest.token_count;
   if (absl::Status fits = CheckHello(as_hello); !fits.ok()) return fits;
-  absl::StatusOr<TransferShape> shape = ShapeOfManifest(manifest, target_->schema());
+  absl::StatusOr<TransferShape> shape = ShapeOfPeer(manifest);
   if (!shape.ok()) return shape.status();
   shape_ = *std::move(shape);
   if (shape_.kept_count() != shape_.token_count && !accept_dropped_) {
@@ -143,23 +146,22 @@ absl::Status ReceiverTransfer::AdoptManifest(const ManifestFrame& manifest) {
                                     parts().receive_slots->slot_bytes()));
     }
   }
-  std::vector<LayerPlace> places;
-  PlanLayersOf(target_->schema(), &places);
   decode_target_.hold = target_.get();
   decode_target_.shape = &shape_;
   decode_target_.cuts = &cuts_;
-  for (const LayerPlace& place : places) decode_target_.places.push_back({place.group, place.layer_slot});
+  SetPlaces();
   for (const GroupSchema& group : target_->schema().groups) decode_target_.group_head_first.push_back(group.head_first);
   decode_target_.fence = fence_;
   coverage_ = std::make_unique<Coverage>(cuts_, static_cast<uint32_t>(shape_.layers.size()));
+  if (manifest.retention.has_value() && refinable_) tiers_ = std::make_unique<TierMap>(shape_);
   manifest_ = manifest;
   UpdateReport([&](TransferReport& r) {
     r.kept_tokens = shape_.kept_count();
     r.dropped = DroppedOf(shape_);
     r.kv_bytes = KvBytesOf(shape_);
     r.chunks_total = cuts_.size();
-    for (const PlanLayer& layer : shape_.layers) {
-      r.values += KvBytes(DimsOf(layer, 1)) / SizeOf(layer.dtype) * shape_.kept_count();
+    for (size_t l = 0; l < shape_.layers.size(); ++l) {
+      r.values += KvBytes(DimsOf(shape_.layers[l], 1)) / SizeOf(shape_.layers[l].dtype) * shape_.tokens_of(l);
     }
   });
   return absl::OkStatus();
@@ -223,6 +225,7 @@ void ReceiverTransfer::Accept() {
     credits_kept_ = accept.credits - kFirstCredits;
     accept.credits = kFirstCredits;
   }
+  accept.refinable = tiers_ != nullptr;
   credits_owed_ = 0;
   receiving_.store(true, std::memory_order_release);
   Joined();
@@ -325,19 +328,19 @@ void ReceiverTransfer::OnDecoded(const Decoded& decoded) {
     ++r.chunks;
     r.wire_bytes += decoded.chunk_bytes;
     r.rounded_words += decoded.result.rounded_words;
-    r.layers_ready = layers;
+    r.layers_ready = refines() ? 0 : layers;
     for (int tier = 0; tier < kTierCount; ++tier) {
       r.tiers.k[tier] += decoded.counts.k[tier];
       r.tiers.v[tier] += decoded.counts.v[tier];
     }
-    if (before == 0 && layers > 0) r.first_layer_ready_seconds = SecondsSinceStart();
+    if (before == 0 && layers > 0 && !refines()) r.first_layer_ready_seconds = SecondsSinceStart();
   });
   if (before == 0 && layers > 0) {
-    parts().metrics->ObserveFirstLayerReady(SecondsSinceStart());
+    if (!refines()) parts().metrics->ObserveFirstLayerReady(SecondsSinceStart());
     credits_owed_ += std::exchange(credits_kept_, 0);
     GiveCredits();
   }
-  NotifyLayers(layers);
+  if (!refines()) NotifyLayers(layers);
   if (!coverage_->full()) return;
   if (is_part()) LetGoOfSlots();
   Apply(Event::kDataComplete);
@@ -362,7 +365,8 @@ void ReceiverTransfer::Commit() {
     if (!gate_.Enter()) return;
     // A file that was cut and grown again has lost what was written, without a fault. Tails could fill its holes.
     absl::Status health = target_->LookAtMemory();
-    if (health.ok()) health = target_->ZeroTail(shape_.kept_count());
+    // Behind the tokens of a refinement lie those that were decoded since.
+    if (health.ok() && !refines()) health = target_->ZeroTail(shape_.kept_count());
     if (health.ok()) health = target_->Health();
     gate_.Leave();
     const double seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
@@ -419,7 +423,7 @@ ReceiverTimes ReceiverTransfer::Times() {
 void ReceiverTransfer::Conclude() {
   const LimitShare share = LimitOfReceiver(Times());
   const TransferReport report = Snapshot();
-  if (state() == TransferState::kCommitted) {
+  if (state() == TransferState::kCommitted && !refines()) {
     host().rates().LearnDecoded(report.KvBytesByFamily(),
                                 report.stage_seconds[static_cast<size_t>(Stage::kReceive)] +
                                     report.stage_seconds[static_cast<size_t>(Stage::kDecode)],
@@ -432,6 +436,7 @@ void ReceiverTransfer::Conclude() {
 }
 
 void ReceiverTransfer::ReleaseAll() {
+  if (state() == TransferState::kCommitted && tiers_ != nullptr) KeepBase();
   {
     std::lock_guard<std::mutex> lock(slots_mutex_);
     free_slots_.clear();

@@ -8,6 +8,7 @@
 
 #include "server/decode/decode.h"
 #include "server/transfer/coverage.h"
+#include "server/transfer/refinement.h"
 #include "server/transfer/shape.h"
 #include "server/transfer/transfer.h"
 
@@ -71,10 +72,19 @@ class ReceiverTransfer final : public Transfer {
   ReceiverTimes Times();
   void Commit();
   void LetGoOfSlots();
+  // Refinements (receiver_refine.cc). The shape that the manifest describes, or that was asked for.
+  absl::StatusOr<TransferShape> ShapeOfPeer(const ManifestFrame& manifest) const;
+  void SetPlaces();
+  // Any thread: a chunk's cells are where they were to go.
+  void NotePlaced(const ChunkView& view);
+  void KeepBase();
+  std::string SourceAddress() const;
 
   std::unique_ptr<BlockHold> target_;
   const int64_t deadline_ms_;
   const bool accept_dropped_, exact_conversion_;
+  const bool refinable_;
+  const std::shared_ptr<Refinement> refinement_;  // null: this is none
   const uint64_t fence_;
   const bool on_device_;
 
@@ -84,6 +94,7 @@ class ReceiverTransfer final : public Transfer {
   std::vector<ChunkCut> cuts_;
   DecodeTarget decode_target_;
   std::unique_ptr<Coverage> coverage_;
+  std::unique_ptr<TierMap> tiers_;  // of a transfer that may be refined: the tier of each cell, as it arrived
   std::atomic<bool> receiving_{false};
 
   // Slots that are ours and hold no chunk: each is a credit the sender has, or is about to get.

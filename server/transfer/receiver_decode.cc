@@ -41,6 +41,7 @@ void ReceiverTransfer::DecodeOne(uint32_t attempt, const std::shared_ptr<Receive
   decoded.duplicate = !coverage_->Claim(decoded.chunk_index);
   if (!decoded.duplicate) {
     decoded.result = DecodeChunk(*parts().backend, arrived.view, decode_target_, &ThreadScratch());
+    NotePlaced(arrived.view);
   }
   gate_.Leave();
   decoded.decode_seconds = static_cast<double>(NowNs() - verified_ns) * 1e-9;
@@ -101,7 +102,10 @@ void ReceiverTransfer::DecodeArrived() {
   const double seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9 / static_cast<double>(good.size());
   size_t next = 0;
   for (Arrived& arrived : good) {
-    if (!arrived.decoded.duplicate) arrived.decoded.result = jobs[next++].result;
+    if (!arrived.decoded.duplicate) {
+      arrived.decoded.result = jobs[next++].result;
+      NotePlaced(arrived.view);
+    }
     arrived.decoded.decode_seconds = seconds;
     Dispatch([this, decoded = arrived.decoded, slot = arrived.slot] {
       OnDecoded(decoded);

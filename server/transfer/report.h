@@ -55,9 +55,18 @@ struct TransferReport {
   std::optional<BudgetChoice> choice;
   GateOutcome gate;  // of a sender
 
+  double retained_seconds = 0;
+  uint64_t refined_wire_bytes = 0;
+  // Of a refinement: the transfer it makes better; at its receiver what became of the cells.
+  std::string refines;
+  uint64_t cells = 0, cells_left = 0, staged_bytes = 0, applied_bytes = 0, stale_cells = 0;
+
   // Bytes of the tokens that travelled, by the family of their tier; as if all layers were alike.
   ByFamily KvBytesByFamily() const;
-  uint64_t saved_bytes() const { return kv_bytes > wire_bytes ? kv_bytes - wire_bytes : 0; }
+  uint64_t saved_bytes() const {
+    const uint64_t moved = wire_bytes + refined_wire_bytes;
+    return refines.empty() && kv_bytes > moved ? kv_bytes - moved : 0;
+  }
 };
 
 }  // namespace spectrumkv

@@ -34,8 +34,14 @@ SenderTransfer::SenderTransfer(TransferSetup setup, SenderSpec spec)
       source_(std::move(spec.source)),
       policy_(std::move(spec.policy)),
       deadline_ms_(spec.deadline_ms),
-      layerwise_(spec.layerwise) {
+      layerwise_(spec.layerwise),
+      retain_ms_(spec.retain_ms),
+      refine_(std::move(spec.refine)) {
   layers_ = PlanLayersOf(source_->schema(), &places_);
+  if (refine_ != nullptr) {
+    layers_ = refine_->shape.layers;
+    places_ = refine_->places;
+  }
   attention_ = AttentionScores(layers_.size(), source_->token_count());
   if (spec.queries != nullptr) next_queries_ = QueriesByLayer(std::move(spec.queries), layers_);
   written_tokens_.assign(layers_.size(), layerwise_ ? 0 : source_->token_count());
@@ -114,11 +120,14 @@ absl::Status SenderTransfer::CheckHello(const HelloFrame& hello) {
 void SenderTransfer::OnGreeted() {
   accepted_ = false;
   if (!planner_.has_value()) return;  // OnPlannerReady comes back here
-  Tell(ManifestOf(planner_->shape(), source_->schema(), planner_->cuts().size(), StreamsWanted()));
+  ManifestFrame manifest = ManifestOf(planner_->shape(), source_->schema(), planner_->cuts().size(), StreamsWanted());
+  if (retain_ms_ > 0) manifest.retention = host().Offer(static_cast<uint64_t>(retain_ms_));
+  Tell(std::move(manifest));
 }
 
 // A connection more for every few chunks' worth of bytes: opening one costs as much as a small transfer.
 uint32_t SenderTransfer::StreamsWanted() const {
+  if (refines()) return 1;  // it has time
   const uint64_t by_size = KvBytesOf(planner_->shape()) / kKvBytesPerStream;
   return static_cast<uint32_t>(std::clamp<uint64_t>(by_size, 1, options().streams));
 }
@@ -146,6 +155,7 @@ void SenderTransfer::OnAccept(const AcceptFrame& accept) {
     return Fail(MakeError(absl::StatusCode::kInvalidArgument, "PROTOCOL_VIOLATION", "accept does not fit the attempt"));
   }
   accepted_ = true;
+  peer_refines_ = accept.refinable;
   fence_ = accept.fence;
   peer_key_ = dials() ? peer_address() : PeerKey(link_.control->peer(), /*dialled=*/false);
   times_.starved = uint64_t{4} * accept.credits <= std::min<uint64_t>(options().credits_per_transfer, chunk_state_.size());
@@ -241,6 +251,7 @@ void SenderTransfer::TakeSlots() {
   HandToNetwork();
   while (!terminal() && !plan_again_ && !wants_slot_ && !ready_.empty() && credits_ > 0 &&
          encoding_ + encoded_.size() < InWorkMax()) {
+    if (refines() && MustPause()) return;
     Slot slot = parts().send_slots->TryAcquire();
     if (!slot) {
       wants_slot_ = true;
@@ -259,6 +270,7 @@ void SenderTransfer::TakeSlots() {
 
 // Two batches for a GPU: one is coded while the other waits for the network.
 size_t SenderTransfer::InWorkMax() const {
+  if (refines()) return 1;  // whoever comes first waits for no more than what is on its way
   const size_t by_streams = link_.data.size() * (kMaxOutstandingPerStream + 1);
   return source_->device() == nullptr ? by_streams : std::max<size_t>(by_streams, 2 * gpu::kMaxBatch);
 }
@@ -389,7 +401,7 @@ void SenderTransfer::HandToNetwork() {
     for (uint32_t i = 0; i < outstanding_.size(); ++i) {
       if (outstanding_[i] < outstanding_[stream]) stream = i;
     }
-    if (outstanding_[stream] >= kMaxOutstandingPerStream) return;
+    if (outstanding_[stream] >= (refines() ? 1 : kMaxOutstandingPerStream)) return;
     if (handed_ + 1 == chunk_state_.size()) {
       // Before the receiver can have all of it: a file that was cut and grown again was read as zeros without a fault.
       if (absl::Status whole = source_->LookAtMemory(); !whole.ok()) return Fail(std::move(whole));
@@ -407,6 +419,7 @@ void SenderTransfer::HandToNetwork() {
       ++r.chunks;
     });
     parts().metrics->CountChunk(MetricRole::kSender, kv_bytes, chunk.bytes);
+    if (refines()) host().CountRefined(chunk.bytes);
     const int64_t begin_ns = NowNs();
     if (first_handed_ns_ == 0) first_handed_ns_ = begin_ns;
     const bool lent = !chunk.lent.empty();

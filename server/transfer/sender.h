@@ -12,6 +12,7 @@
 #include "server/encode/encode.h"
 #include "server/memory/device_events.h"
 #include "server/transfer/attend.h"
+#include "server/transfer/refinement.h"
 #include "server/transfer/shape.h"
 #include "server/transfer/transfer.h"
 
@@ -127,12 +128,21 @@ class SenderTransfer final : public Transfer {
   void AwaitLent();
   void SettleOnce();
 
+  // Refinements (sender_refine.cc).
+  // Whether a refinement has to let others go first, or has sent enough for now; Pump comes again.
+  bool MustPause();
+  void KeepSource();
+
   std::unique_ptr<BlockHold> source_;
   std::unique_ptr<DeviceEvents> written_events_;  // of a source on a GPU
   TimerId event_timer_ = 0;
   const Policy policy_;
   const int64_t deadline_ms_;
   const bool layerwise_;
+  const int64_t retain_ms_;
+  bool peer_refines_ = false;  // the receiver wants the source retained
+  std::shared_ptr<const RefineSource> refine_;
+  TimerId pause_timer_ = 0;
   std::atomic<bool> advanced_{false};
   std::vector<LayerPlace> places_;
   std::vector<PlanLayer> layers_;

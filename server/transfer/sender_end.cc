@@ -40,6 +40,7 @@ absl::Status SenderTransfer::LookAtLent() const {
 
 void SenderTransfer::StopWork() {
   if (event_timer_ != 0) parts().clock->Cancel(event_timer_);
+  if (pause_timer_ != 0) parts().clock->Cancel(pause_timer_);
   if (wants_slot_ && slot_wait_ != 0) parts().send_slots->Cancel(slot_wait_);
   encoded_.clear();
   ready_.clear();
@@ -82,6 +83,7 @@ void SenderTransfer::SayGoodbye() {
 }
 
 void SenderTransfer::ReleaseAll() {
+  if (state() == TransferState::kCommitted && retain_ms_ > 0 && peer_refines_) KeepSource();
   source_.reset();
   planned_.clear();
   planned_.shrink_to_fit();

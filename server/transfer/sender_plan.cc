@@ -58,6 +58,12 @@ absl::StatusOr<std::shared_ptr<SenderTransfer>> SenderTransfer::Create(TransferS
   if (absl::Status ok = CheckQueriesFor(*spec.source, spec.policy, spec.queries.get(), layers, spec.layerwise); !ok.ok()) {
     return ok;
   }
+  if (spec.refine != nullptr) {
+    auto refinement = std::make_shared<SenderTransfer>(std::move(setup), std::move(spec));
+    const RefineSource& refine = *refinement->refine_;
+    if (absl::Status ok = refinement->AdoptPlanner(Planner::CreateFixed(refine.shape, refine.tier)); !ok.ok()) return ok;
+    return refinement;
+  }
   const SourceReads reads =
       ReadsFirst(spec.policy, spec.layerwise, spec.queries.get(), layers, spec.source->token_count());
   auto transfer = std::make_shared<SenderTransfer>(std::move(setup), std::move(spec));
@@ -101,8 +107,8 @@ absl::Status SenderTransfer::AdoptPlanner(absl::StatusOr<Planner> planner) {
     r.kv_bytes = KvBytesOf(shape);
     r.chunks_total = planner_->cuts().size();
     r.values = 0;
-    for (const PlanLayer& layer : shape.layers) {
-      r.values += KvBytes(DimsOf(layer, 1)) / SizeOf(layer.dtype) * shape.kept_count();
+    for (size_t l = 0; l < shape.layers.size(); ++l) {
+      r.values += KvBytes(DimsOf(shape.layers[l], 1)) / SizeOf(shape.layers[l].dtype) * shape.tokens_of(l);
     }
   });
   return absl::OkStatus();

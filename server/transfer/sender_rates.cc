@@ -39,7 +39,7 @@ void SenderTransfer::Conclude() {
   times_.plan_seconds = report.stage_seconds[static_cast<size_t>(Stage::kPlan)];
   const LimitShare share = LimitOfSender(times_);
   std::optional<double> seen, known;
-  if (state() == TransferState::kCommitted) {
+  if (state() == TransferState::kCommitted && !refines()) {  // which gives way, and is no measure of the link
     SentSample sample;
     sample.peer = peer_key_;
     sample.limit = share.limit;

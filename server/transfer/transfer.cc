@@ -24,6 +24,7 @@ TransferReport FirstReport(const TransferSetup& setup) {
   report.transfer_id = setup.id;
   report.role = setup.role;
   report.part = setup.part;
+  report.refines = setup.refines;
   report.backend = setup.parts->backend->name();
   return report;
 }
@@ -41,6 +42,7 @@ Transfer::Transfer(TransferSetup setup)
     : setup_(std::move(setup)),
       strand_(setup_.parts->control),
       started_ns_(setup_.parts->clock->NowNs()),
+      peer_epoch_(setup_.peer_epoch),
       report_(FirstReport(setup_)) {}
 
 TransferReport Transfer::Snapshot() const {
@@ -144,6 +146,7 @@ void Transfer::Settle() {
     r.attempts = attempt_.load();
   });
   settled_.store(true, std::memory_order_release);
+  NoteBusy(false);
   const TransferReport report = Snapshot();
   CountOutcome(report);
   SPECTRUMKV_LOG(kInfo, "transfer", StateName(state_), {"transfer", id()},
@@ -201,9 +204,13 @@ void Transfer::CountOutcome(const TransferReport& report) {
   Metrics& metrics = *parts().metrics;
   const MetricRole who = metric_role();
   const auto outcome = static_cast<MetricOutcome>(static_cast<int>(state_) - static_cast<int>(TransferState::kCommitted));
-  if (!is_part()) metrics.CountTransfer(who, outcome, report.duration_seconds, report.wire_bytes);  // else PartGroup
+  if (refines()) {
+    metrics.CountRefinement(who, outcome);
+  } else if (!is_part()) {  // else PartGroup
+    metrics.CountTransfer(who, outcome, report.duration_seconds, report.wire_bytes);
+  }
   if (state_ == TransferState::kCommitted) {
-    metrics.AddSavedBytes(who, report.kv_bytes, report.wire_bytes);
+    if (!refines() && !kept_) metrics.AddSavedBytes(who, report.kv_bytes, report.wire_bytes);
     metrics.CountLimit(who, static_cast<MetricLimit>(report.limited_by));
     for (int tier = 0; tier < kTierCount; ++tier) {
       const uint64_t tokens = report.tiers.k[tier] + report.tiers.v[tier];

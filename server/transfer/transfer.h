@@ -24,6 +24,8 @@ namespace spectrumkv {
 
 class PartGroup;
 class Transfer;
+struct RetainedSource;  // refinement.h, as the next
+struct RefineBase;
 
 // What transfers ask of their manager. Thread-safe.
 class TransferHost {
@@ -37,6 +39,16 @@ class TransferHost {
   virtual void DropSession(uint64_t session) = 0;
   virtual void CountPeer(const std::string& address, const char* direction, const TransferReport* ended) = 0;
   virtual RateBook& rates() = 0;
+  // A sender or receiver has committed: its source, or its destination, is kept for refinements. False: it is not, there
+  // are too many, or the daemon drains.
+  virtual bool Retain(RetainedSource source) = 0;
+  virtual bool KeepBase(std::shared_ptr<RefineBase> base) = 0;
+  virtual RetentionFrame Offer(uint64_t retain_ms) const = 0;
+  // Transfers that are no refinements and move bytes: from OnBusy(1) to OnBusy(-1). A refinement sends nothing meanwhile.
+  virtual void OnBusy(int delta) = 0;
+  // How long a refinement must wait before it may send more; 0: it may now. CountRefined: it has sent.
+  virtual int64_t RefinePauseNs() = 0;
+  virtual void CountRefined(uint64_t bytes) = 0;
 };
 
 struct TransferSetup {
@@ -46,6 +58,8 @@ struct TransferSetup {
   Role role = Role::kSender;
   std::string id, token, peer, fingerprint;
   PartId part;
+  std::string refines;      // of a refinement: the transfer that it makes better
+  uint64_t peer_epoch = 0;  // of the daemon that must answer; 0: any
 };
 
 // A peer's last words as a status; codes and reasons that make no sense are replaced.
@@ -64,6 +78,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   // Before the first task: this is one of several parts, which end together.
   void JoinParts(std::shared_ptr<PartGroup> group) { group_ = std::move(group); }
   bool is_part() const { return group_ != nullptr; }
+  bool refines() const { return !setup_.refines.empty(); }
 
   // Any thread. The transfer lives until the task has run. Templates, so that a task is one allocation and not two.
   template <typename Task>
@@ -176,6 +191,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   Gate gate_;
   // Of a lost or ended transfer; the reason others see.
   absl::Status error_;
+  bool kept_ = false;  // for refinements: what it has saved is known when they have ended
 
  private:
   absl::Status CheckAttempt(const HelloFrame& hello) const;
@@ -185,6 +201,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   // Two heartbeats of the peer's.
   bool HeartbeatsOverdue() const;
   int64_t SilentSinceNs() const;
+  void NoteBusy(bool busy);
   void FailWithoutLink();
   void ScheduleRedial();
   void Tick();
@@ -203,11 +220,12 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   int64_t link_lost_ns_ = 0;  // 0: the link is up, or never was
   int64_t backoff_ms_ = 0;
   std::string last_break_;  // why the link broke, until it is up again
-  uint64_t peer_epoch_ = 0;
+  uint64_t peer_epoch_;
   std::atomic<bool> settled_{false};
   std::map<uint64_t, std::shared_ptr<TransferWatcher>> watchers_;
   std::vector<std::function<void(absl::StatusOr<TransferReport>)>> cancel_waiters_;
   uint32_t layers_told_ = 0;
+  bool busy_ = false;  // as TransferHost::OnBusy knows
 
   mutable std::mutex report_mutex_;
   TransferReport report_;

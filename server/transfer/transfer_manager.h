@@ -19,12 +19,16 @@
 #include "server/memory/slot_pool.h"
 #include "server/metrics/metrics.h"
 #include "server/plan/plan.h"
+#include "server/plan/refine.h"
 #include "server/pool/pool.h"
 #include "server/scan/attention.h"
 #include "server/stream/transport.h"
 #include "server/transfer/report.h"
 
 namespace spectrumkv {
+
+class Refinement;     // refinement.h, as the next
+struct RefineSource;
 
 // A worker's half of a push (`peer` set: Send, Fetch; the side that dials) or of a rendezvous (`peer` empty: Publish,
 // Expect; the side that waits).
@@ -43,6 +47,10 @@ struct SenderSpec {
   std::string written_event;
   // Equal fingerprints of the request make a repeated call idempotent.
   std::string fingerprint;
+  int64_t retain_ms = 0;  // after COMMITTED; of one part
+  // Of a refinement (by the manager alone): the transfer that it makes better, and what of its source.
+  std::string refines;
+  std::shared_ptr<const RefineSource> refine;
 };
 struct ReceiverSpec {
   std::string transfer_id, transfer_token, peer;
@@ -52,7 +60,29 @@ struct ReceiverSpec {
   std::unique_ptr<BlockHold> target;
   int64_t deadline_ms = 0;
   bool accept_dropped = false, exact_conversion = false;
+  bool refinable = false;  // Refine may follow; of one part
   std::string fingerprint;
+  // Of a refinement (by the manager alone).
+  std::shared_ptr<Refinement> refinement;
+};
+
+// A worker asks for better precision of what has arrived.
+struct RefineSpec {
+  std::string transfer_id, refine_id, peer;  // peer empty: where the transfer came from
+  Caller owner;
+  RefineSelection selection;
+  Tier tier = Tier::kRaw;
+  std::optional<double> budget;  // of the transfer's raw bytes
+  bool direct = false;
+  int64_t deadline_ms = 0;
+  std::string fingerprint;
+};
+struct RefineStarted {
+  uint64_t cells = 0, cells_left = 0, kv_bytes = 0;
+};
+struct RefinementApplied {
+  uint64_t applied_bytes = 0, staged_bytes = 0, stale_cells = 0;
+  bool complete = false;
 };
 
 // How much tokens matter, learnt while a source is being written; at most one of them.
@@ -94,6 +124,13 @@ struct TransferOptions {
   // Of those, of one owner and of one pool.
   uint32_t max_active_per_user = UINT32_MAX, max_active_per_pool = UINT32_MAX;
   uint32_t max_waiting_peers = 1024;
+  // Refinement: sources kept after COMMITTED, and destinations that remember their tiers, of each at most so many; memory
+  // for staging; what refinements may send in all, 0: no limit; hosts that may be dialled (base/host_rule.h).
+  uint32_t max_retained = 64;
+  int64_t max_retain_ms = 600000;
+  uint64_t staging_bytes = uint64_t{1} << 30;
+  uint64_t refine_bytes_per_second = 0;
+  std::vector<std::string> allowed_hosts;
   int64_t terminal_memory_ms = 300000;
   uint32_t terminal_memory_count = 10000;
 };
@@ -155,6 +192,23 @@ class TransferManager : public PeerAcceptor {
                       std::function<void(absl::StatusOr<TransferReport>)> done) = 0;
   // Cancels a Publish nobody fetched; forgets a terminal transfer. FAILED_PRECONDITION TRANSFER_ACTIVE otherwise.
   virtual absl::Status Release(const Caller& caller, const std::string& transfer_id, std::optional<Role> role) = 0;
+  // docs/refinement.md. A refinement is a transfer `refine_id` of this daemon, a receiver. OK without cells: there is none to
+  // gain, nothing was started. Errors: NOT_FOUND UNKNOWN_TRANSFER; PERMISSION_DENIED NOT_OWNER, PEER_NOT_ALLOWED;
+  // FAILED_PRECONDITION NOT_COMMITTED, NOT_RETAINED, PEER_UNKNOWN; INVALID_ARGUMENT INVALID_SELECTION, BUDGET_TOO_SMALL;
+  // RESOURCE_EXHAUSTED REFINE_STAGING_FULL; those of StartReceiver and, in direct mode, of BlockTicket::Reserve.
+  virtual absl::StatusOr<RefineStarted> Refine(RefineSpec spec) = 0;
+  // Copies on the calling thread. NOT_FOUND UNKNOWN_TRANSFER; FAILED_PRECONDITION NOT_A_REFINEMENT; those of
+  // Refinement::Apply.
+  virtual absl::StatusOr<RefinementApplied> ApplyRefinement(const Caller& caller, const std::string& refine_id,
+                                                            uint64_t max_bytes) = 0;
+  // Ends what is kept of a transfer for refinements, and those under way; `done` once no byte of it is read or written any
+  // more, at once where nothing is kept. Before Release.
+  virtual void EndRefinements(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
+                              std::function<void()> done) = 0;
+  // The same of all transfers of a pool that is about to go.
+  virtual void EndRefinementsOf(const std::string& pool_id) = 0;
+  // Where this daemon's PeerService listens, for peers that shall ask for refinements.
+  virtual void SetPeerPort(uint32_t port) = 0;
   virtual absl::Status ReportFirstToken(const Caller& caller, const std::string& transfer_id, std::optional<Role> role, double seconds) = 0;
 
   virtual std::vector<TransferReport> List(uint32_t limit, bool active_only) = 0;

@@ -56,6 +56,19 @@ class FakeTransfers final : public TransferManager {
   }
   absl::Status Release(const Caller& caller, const std::string& id, std::optional<Role>) override { return Known(caller, id); }
   absl::Status ReportFirstToken(const Caller& caller, const std::string& id, std::optional<Role>, double) override { return Known(caller, id); }
+  absl::StatusOr<RefineStarted> Refine(RefineSpec spec) override {
+    if (absl::Status known = Known(spec.owner, spec.transfer_id); !known.ok()) return known;
+    std::lock_guard<std::mutex> lock(mutex_);
+    refinements.push_back(std::move(spec));
+    return RefineStarted{7, 3, 1000};
+  }
+  absl::StatusOr<RefinementApplied> ApplyRefinement(const Caller& caller, const std::string& id, uint64_t bytes) override {
+    if (absl::Status known = Known(caller, id); !known.ok()) return known;
+    return RefinementApplied{bytes, 5, 2, true};
+  }
+  void EndRefinements(const Caller&, const std::string&, std::optional<Role>, std::function<void()> done) override { done(); }
+  void EndRefinementsOf(const std::string&) override {}
+  void SetPeerPort(uint32_t) override {}
   std::vector<TransferReport> List(uint32_t, bool) override { return {}; }
   std::vector<PeerStatus> ListPeers() override { return {}; }
   Measured MeasuredOf(const std::string&) override { return {}; }
@@ -121,6 +134,7 @@ class FakeTransfers final : public TransferManager {
 
   std::vector<SenderSpec> senders;
   std::vector<ReceiverSpec> receivers;
+  std::vector<RefineSpec> refinements;
 
  private:
   static absl::Status Known(const Caller& caller, const std::string& id) {

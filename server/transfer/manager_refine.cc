@@ -1,0 +1,417 @@
+// What TransferManagerImpl keeps of transfers that have committed, so that they can be refined, and the refinements.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/host_rule.h"
+#include "server/base/ids.h"
+#include "server/base/status.h"
+#include "server/transfer/manager.h"
+#include "server/transfer/manager_errors.h"
+#include "server/transfer/receiver.h"
+#include "server/transfer/sender.h"
+#include "server/transfer/shape.h"
+#include "server/transfer/state_table.h"
+#include "server/transfer/units.h"
+
+namespace spectrumkv {
+namespace {
+
+// While other transfers move bytes: how soon a refinement asks again.
+constexpr int64_t kBusyPauseNs = 5 * kMsToNs;
+// What a refinement may send ahead of its rate.
+constexpr int64_t kBurstNs = 20 * kMsToNs;
+
+// By how much cells grow, at most, where the destination's data type is wider.
+uint64_t Growth(const RefineBase& base) {
+  uint64_t growth = 1;
+  for (const PlanLayer& layer : base.shape.layers) {
+    growth = std::max(growth, uint64_t{SizeOf(base.schema.groups[layer.group].dtype)} / SizeOf(layer.dtype));
+  }
+  return growth;
+}
+
+}  // namespace
+
+// --- What is kept.
+
+bool TransferManagerImpl::AddKept(const Key& key, Kept kept, uint64_t retain_ms) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto of_role = std::count_if(kept_.begin(), kept_.end(), [&](const auto& k) { return k.first.first == key.first; });
+  if (draining_ || kept_.count(key) != 0 || of_role >= options_.max_retained) {
+    parts_.metrics->CountRetention(key.first == Role::kSender ? MetricRole::kSender : MetricRole::kReceiver,
+                                   MetricRetention::kRefused);
+    return false;
+  }
+  kept.until_ns = parts_.clock->NowNs() + static_cast<int64_t>(retain_ms) * kMsToNs;
+  kept.timer = parts_.clock->CallAt(kept.until_ns, [this, key] {
+    parts_.control->Post([this, key] {
+      EndKept(key, MakeError(absl::StatusCode::kDeadlineExceeded, "RETENTION_EXPIRED",
+                             absl::StrCat("the source of transfer ", key.second, " is no longer retained")));
+    });
+  });
+  kept_.emplace(key, std::move(kept));
+  parts_.metrics->CountRetention(key.first == Role::kSender ? MetricRole::kSender : MetricRole::kReceiver,
+                                 MetricRetention::kKept);
+  return true;
+}
+
+bool TransferManagerImpl::Retain(RetainedSource source) {
+  const Key key{Role::kSender, source.transfer_id};
+  const std::shared_ptr<BlockHold> hold = source.hold;
+  const uint64_t retain_ms = source.retain_ms;
+  Kept kept;
+  kept.kv_bytes = source.kv_bytes;
+  kept.wire_bytes = source.wire_bytes;
+  kept.pool_id = source.pool_id;
+  kept.source = std::make_shared<RetainedSource>(std::move(source));
+  if (!AddKept(key, std::move(kept), retain_ms)) return false;
+  // Outside the lock: where the pool is lost already, it is told at once.
+  hold->OnLost([door = door_, key](absl::Status why) {
+    std::lock_guard<std::mutex> lock(door->mutex);
+    TransferManagerImpl* const manager = door->manager;
+    if (manager == nullptr) return;
+    manager->parts_.control->Post([manager, key, why] {
+      manager->EndKept(key, MakeError(absl::StatusCode::kFailedPrecondition, "SOURCE_GONE",
+                                      absl::StrCat("the source pool was lost: ", std::string(why.message()))));
+    });
+  });
+  return true;
+}
+
+bool TransferManagerImpl::KeepBase(std::shared_ptr<RefineBase> base) {
+  const Key key{Role::kReceiver, base->transfer_id};
+  const uint64_t retain_ms = base->retain_ms;
+  Kept kept;
+  kept.kv_bytes = base->kv_bytes;
+  kept.wire_bytes = base->wire_bytes;
+  kept.pool_id = base->pool_id;
+  kept.base = std::move(base);
+  return AddKept(key, std::move(kept), retain_ms);
+}
+
+RetentionFrame TransferManagerImpl::Offer(uint64_t retain_ms) const { return {retain_ms, peer_port_.load()}; }
+
+// Nothing new begins; what runs is ended with `why`, unless that is OK: then it may finish.
+void TransferManagerImpl::EndKept(const Key& key, const absl::Status& why, std::function<void()> done) {
+  std::vector<std::shared_ptr<Transfer>> children;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = kept_.find(key);
+    if (it != kept_.end()) {
+      Kept& kept = it->second;
+      kept.ended = true;
+      parts_.clock->Cancel(kept.timer);
+      if (done) kept.waiters.push_back(std::exchange(done, nullptr));
+      for (const std::string& child : kept.children) {
+        const auto entry = entries_.find({key.first, child});
+        if (entry != entries_.end() && entry->second.transfer != nullptr) children.push_back(entry->second.transfer);
+      }
+    }
+  }
+  if (done) return done();
+  if (!why.ok()) {
+    for (auto& child : children) child->Post([t = child.get(), why] { t->Fail(why); });
+  }
+  FinishKept(key);
+}
+
+// Lets go of what has ended, once none of its refinements runs.
+void TransferManagerImpl::FinishKept(const Key& key) {
+  Kept kept;  // let go outside the lock
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = kept_.find(key);
+    if (it == kept_.end() || !it->second.ended || !it->second.children.empty()) return;
+    kept = std::move(it->second);
+    kept_.erase(it);
+  }
+  kept.source.reset();  // the blocks first: whoever waits may use them at once
+  kept.base.reset();
+  parts_.metrics->AddSavedBytes(key.first == Role::kSender ? MetricRole::kSender : MetricRole::kReceiver, kept.kv_bytes,
+                                kept.wire_bytes + kept.refined_wire_bytes);
+  for (auto& waiter : kept.waiters) waiter();
+}
+
+void TransferManagerImpl::EndAllKept(const std::string& pool_id, const absl::Status& why) {
+  std::vector<Key> keys;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [key, kept] : kept_) {
+      if (pool_id.empty() || kept.pool_id == pool_id) keys.push_back(key);
+    }
+  }
+  for (const Key& key : keys) EndKept(key, why);
+}
+
+void TransferManagerImpl::EndRefinements(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
+                                         std::function<void()> done) {
+  std::optional<Key> key;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const absl::StatusOr<Key> found = KeyOf(caller, transfer_id, role);
+    if (found.ok()) key = *found;
+  }
+  if (!key.has_value()) return done();
+  EndKept(*key, MakeError(absl::StatusCode::kCancelled, "RELEASED", "the worker has released the transfer"),
+          std::move(done));
+}
+
+void TransferManagerImpl::EndRefinementsOf(const std::string& pool_id) {
+  EndAllKept(pool_id, MakeError(absl::StatusCode::kCancelled, "RELEASED", "the worker unregisters the pool"));
+}
+
+// A refinement has settled.
+void TransferManagerImpl::OnRefined(const Key& child, const TransferReport& report) {
+  const Key key{child.first, report.refines};
+  std::shared_ptr<Refinement> failed;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (report.state != TransferState::kCommitted) failed = entries_.at(child).refinement;
+    const auto kept = kept_.find(key);
+    if (kept != kept_.end() && kept->second.children.erase(child.second) != 0) {
+      kept->second.refined_wire_bytes += report.wire_bytes;
+    }
+    const auto base = entries_.find(key);
+    if (base != entries_.end() && !base->second.live()) base->second.report.refined_wire_bytes += report.wire_bytes;
+  }
+  if (failed != nullptr) failed->Drop();
+  FinishKept(key);
+}
+
+void TransferManagerImpl::FillRefinement(const Key& key, const Entry& entry, TransferReport* report) const {
+  const auto kept = kept_.find(key);
+  if (kept != kept_.end() && !kept->second.ended) {
+    report->retained_seconds = static_cast<double>(kept->second.until_ns - parts_.clock->NowNs()) * 1e-9;
+  }
+  if (entry.refinement == nullptr) return;
+  const Refinement::Counts now = entry.refinement->Now();
+  report->cells = now.cells;
+  report->cells_left = now.cells_left;
+  report->staged_bytes = now.staged_bytes;
+  report->applied_bytes = now.applied_bytes;
+  report->stale_cells = now.stale_cells;
+}
+
+// --- Refinements give way.
+
+int64_t TransferManagerImpl::RefinePauseNs() {
+  if (busy_.load(std::memory_order_relaxed) > 0) return kBusyPauseNs;
+  return std::max<int64_t>(0, refine_free_ns_.load() - kBurstNs - parts_.clock->NowNs());
+}
+
+void TransferManagerImpl::CountRefined(uint64_t bytes) {
+  parts_.metrics->AddRefinedBytes(bytes);
+  if (options_.refine_bytes_per_second == 0) return;
+  const auto cost_ns = static_cast<int64_t>(1e9 * static_cast<double>(bytes) /
+                                            static_cast<double>(options_.refine_bytes_per_second));
+  int64_t before = refine_free_ns_.load();
+  const int64_t now = parts_.clock->NowNs();
+  while (!refine_free_ns_.compare_exchange_weak(before, std::max(before, now) + cost_ns)) {
+  }
+}
+
+// --- The receiver asks.
+
+absl::StatusOr<std::shared_ptr<RefineBase>> TransferManagerImpl::BaseOf(const RefineSpec& spec) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const absl::StatusOr<Key> key = KeyOf(spec.owner, spec.transfer_id, Role::kReceiver);
+  if (!key.ok()) return key.status();
+  const Entry& entry = entries_.at(*key);
+  if (entry.live() || entry.report.state != TransferState::kCommitted) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "NOT_COMMITTED",
+                     absl::StrCat("transfer ", spec.transfer_id, " is ", StateName(entry.Now().state),
+                                  ": only what has committed can be refined"));
+  }
+  const auto kept = kept_.find(*key);
+  if (kept == kept_.end() || kept->second.ended) return NotRetained(spec.transfer_id);
+  return kept->second.base;
+}
+
+absl::StatusOr<RefineChoice> TransferManagerImpl::ChooseFor(const RefineSpec& spec, RefineBase* base) {
+  RefineLimits limits;
+  if (!spec.direct) limits.kv_bytes = staging_->left() / Growth(*base);
+  if (spec.budget.has_value()) {
+    limits.wire_bytes = static_cast<uint64_t>(*spec.budget * static_cast<double>(base->kv_bytes));
+  }
+  absl::StatusOr<RefineChoice> choice = absl::InternalError("");
+  {
+    std::lock_guard<std::mutex> lock(base->mutex);
+    choice = ChooseCells(base->shape, *base->tiers, spec.selection, spec.tier, limits);
+  }
+  if (!choice.ok() || choice->cells > 0 || choice->cells_left == 0) return choice;
+  if (spec.budget.has_value() && (spec.direct || limits.kv_bytes > limits.wire_bytes)) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BUDGET_TOO_SMALL",
+                     absl::StrCat("not one token can be refined for ", limits.wire_bytes, " bytes"), {{"field", "budget"}});
+  }
+  return MakeError(absl::StatusCode::kResourceExhausted, "REFINE_STAGING_FULL",
+                   absl::StrCat("not one token fits into the ", staging_->left(), " free bytes of refine.staging_bytes (",
+                                staging_->limit(), ")"),
+                   {{"field", "refine.staging_bytes"}, {"limit", absl::StrCat(staging_->limit())}}, kTransferRetryMs);
+}
+
+absl::StatusOr<RefineStarted> TransferManagerImpl::Refine(RefineSpec spec) {
+  const auto repeat = FindRepeat(spec.owner, spec.refine_id, Role::kReceiver, PartId{}, spec.fingerprint);
+  if (repeat.has_value() && !repeat->ok()) return *repeat;
+  if (repeat.has_value()) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = entries_.find({Role::kReceiver, spec.refine_id});
+    if (it == entries_.end() || it->second.refinement == nullptr) return TransferExists(spec.refine_id);
+    const RefineChoice& choice = it->second.refinement->choice();
+    return RefineStarted{choice.cells, choice.cells_left, choice.kv_bytes};
+  }
+  auto base = BaseOf(spec);
+  if (!base.ok()) return base.status();
+  const bool named = !spec.peer.empty();
+  if (!named) spec.peer = (*base)->peer;
+  if (spec.peer.empty()) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "PEER_UNKNOWN",
+                     "the address of the daemon that retains the source is not known: name it", {{"field", "peer"}});
+  }
+  if (!named && !AllowsHost(options_.allowed_hosts, PeerKey(spec.peer, /*dialled=*/false))) {
+    return MakeError(absl::StatusCode::kPermissionDenied, "PEER_NOT_ALLOWED",
+                     absl::StrCat("peer ", spec.peer, " is not one of peer.allowed_hosts of this daemon"),
+                     {{"peer", spec.peer}});
+  }
+  absl::StatusOr<RefineChoice> choice = ChooseFor(spec, base->get());
+  if (!choice.ok()) return choice.status();
+  const RefineStarted started{choice->cells, choice->cells_left, choice->kv_bytes};
+  if (choice->cells == 0) return started;
+  auto refinement = Refinement::Create(*base, *std::move(choice), spec.tier, spec.direct ? nullptr : staging_);
+  if (!refinement.ok()) return refinement.status();
+  auto target = (*refinement)->NewTarget();
+  if (!target.ok()) return target.status();
+  ReceiverSpec receiver;
+  receiver.transfer_id = spec.refine_id;
+  receiver.transfer_token = (*base)->token;
+  receiver.peer = spec.peer;
+  receiver.owner = spec.owner;
+  receiver.pool_id = (*base)->pool_id;
+  receiver.target = *std::move(target);
+  receiver.deadline_ms = spec.deadline_ms;
+  receiver.fingerprint = spec.fingerprint;
+  receiver.refinement = *refinement;
+  if (absl::Status begun = StartReceiver(std::move(receiver)); !begun.ok()) return begun;
+  return started;
+}
+
+absl::StatusOr<RefinementApplied> TransferManagerImpl::ApplyRefinement(const Caller& caller, const std::string& refine_id,
+                                                                       uint64_t max_bytes) {
+  std::shared_ptr<Refinement> refinement;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const absl::StatusOr<Key> key = KeyOf(caller, refine_id, Role::kReceiver);
+    if (!key.ok()) return key.status();
+    refinement = entries_.at(*key).refinement;
+    if (refinement == nullptr) {
+      return MakeError(absl::StatusCode::kFailedPrecondition, "NOT_A_REFINEMENT",
+                       absl::StrCat("transfer ", refine_id, " is no refinement"));
+    }
+    // The blocks are the worker's again once it has released the transfer.
+    const auto kept = kept_.find({Role::kReceiver, refinement->base().transfer_id});
+    const auto base = entries_.find({Role::kReceiver, refinement->base().transfer_id});
+    if (base == entries_.end() && kept == kept_.end()) {
+      return MakeError(absl::StatusCode::kFailedPrecondition, "NOT_RETAINED",
+                       absl::StrCat("transfer ", refinement->base().transfer_id, " has been released"));
+    }
+  }
+  const auto applied = refinement->Apply(max_bytes);
+  if (!applied.ok()) return applied.status();
+  const Refinement::Counts now = refinement->Now();
+  parts_.metrics->AddAppliedBytes(applied->bytes);
+  return RefinementApplied{applied->bytes, now.staged_bytes, applied->stale_cells, now.complete};
+}
+
+// --- The sender answers.
+
+absl::StatusOr<std::shared_ptr<RetainedSource>> TransferManagerImpl::RetainedFor(const HelloFrame& hello) const {
+  const Key key{Role::kSender, hello.refine->transfer_id};
+  const auto kept = kept_.find(key);
+  const auto entry = entries_.find(key);
+  if (kept == kept_.end() || kept->second.ended) {
+    // The receiver commits, and may ask, before its receipt has come here.
+    if (entry != entries_.end() && entry->second.live()) {
+      return MakeError(absl::StatusCode::kUnavailable, "RETENTION_PENDING", "the transfer has not ended here yet");
+    }
+    return NotRetained(hello.refine->transfer_id);
+  }
+  if (!ConstantTimeEqual(kept->second.source->token, hello.transfer_token)) {
+    return MakeError(absl::StatusCode::kPermissionDenied, "TOKEN_MISMATCH",
+                     "transfer_token is not that of the transfer to be refined");
+  }
+  return kept->second.source;
+}
+
+void TransferManagerImpl::OnRefineHello(std::shared_ptr<ControlSession> session, HelloFrame hello) {
+  const std::shared_ptr<ControlStream> stream = session->stream();
+  if (stream == nullptr) return;
+  const absl::Status refusal = [&] {
+    if (absl::Status ok = CheckRefineHello(hello); !ok.ok()) return ok;
+    std::shared_ptr<RetainedSource> source;
+    std::shared_ptr<Transfer> running;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto it = entries_.find({Role::kSender, hello.transfer_id});
+      if (it != entries_.end()) {
+        if (!ConstantTimeEqual(it->second.token, hello.transfer_token)) {
+          return MakeError(absl::StatusCode::kPermissionDenied, "TOKEN_MISMATCH",
+                           "transfer_token is not that of the other half");
+        }
+        if (it->second.transfer == nullptr || !it->second.transfer->refines()) return TransferExists(hello.transfer_id);
+        running = it->second.transfer;
+      } else {
+        auto found = RetainedFor(hello);
+        if (!found.ok()) return found.status();
+        source = *found;
+      }
+    }
+    if (running == nullptr) {
+      if (absl::Status begun = StartRefining(*source, hello); !begun.ok()) return begun;
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto it = entries_.find({Role::kSender, hello.transfer_id});
+      if (it == entries_.end() || it->second.transfer == nullptr) return TransferExists(hello.transfer_id);
+      running = it->second.transfer;
+    }
+    running->Post([t = running.get(), session, hello] { t->Adopt(session, hello); });
+    return absl::OkStatus();
+  }();
+  if (!refusal.ok()) stream->Close(refusal);
+}
+
+absl::Status TransferManagerImpl::CheckRefineHello(const HelloFrame& hello) const {
+  if (hello.role != Role::kReceiver || hello.part_count != 1) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_REFINE",
+                     "a refinement is asked for by a receiver, of a transfer of one part");
+  }
+  if (hello.format_version != 1) {
+    return MakeError(absl::StatusCode::kUnimplemented, "UNSUPPORTED_VERSION",
+                     absl::StrCat("chunk format version ", hello.format_version, ", this daemon speaks 1"));
+  }
+  if (hello.expected_epoch != 0 && hello.expected_epoch != options_.epoch) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "PEER_RESTARTED",
+                     "the peer daemon has restarted since the transfer began");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TransferManagerImpl::StartRefining(const RetainedSource& source, const HelloFrame& hello) {
+  auto refine = SourceOfRequest(*hello.refine, source.layers, source.places, source.hold->token_count());
+  if (!refine.ok()) return refine.status();
+  SenderSpec spec;
+  spec.transfer_id = hello.transfer_id;
+  spec.transfer_token = source.token;
+  spec.owner = source.owner;
+  spec.pool_id = source.pool_id;
+  spec.source = std::make_unique<SharedHold>(source.hold);
+  spec.policy.budget = 0;
+  spec.policy.allocator = refine->tier == Tier::kRaw ? Allocator::kRaw : Allocator::kUniform;
+  spec.policy.uniform_tier = refine->tier;
+  spec.policy.importance = ImportanceSource::kNone;
+  spec.deadline_ms = static_cast<int64_t>(std::min<uint64_t>(std::max<uint64_t>(hello.deadline_ms, 1),
+                                                             static_cast<uint64_t>(options_.max_deadline_ms)));
+  spec.refines = source.transfer_id;
+  spec.refine = std::make_shared<const RefineSource>(*std::move(refine));
+  return StartSender(std::move(spec));
+}
+
+}  // namespace spectrumkv

@@ -1,0 +1,371 @@
+#include "server/transfer/refinement.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/format/chunk.h"
+#include "server/base/status.h"
+
+namespace spectrumkv {
+namespace {
+
+constexpr int64_t kRoomRetryMs = 200;
+
+// One tensor's rows, as far as copying needs to know.
+struct Strides {
+  uint64_t head = 0, dim = 0, element = 0;
+  uint32_t heads = 0, head_dim = 0;
+};
+
+void CopyRow(const uint8_t* from, const Strides& a, uint8_t* to, const Strides& b) {
+  const uint64_t cell = uint64_t{a.head_dim} * a.element;
+  if (b.dim == b.element && b.head == cell) {  // staging is dense
+    std::memcpy(to, from, a.heads * cell);
+    return;
+  }
+  for (uint32_t h = 0; h < a.heads; ++h) {
+    const uint8_t* const source = from + h * a.head;
+    uint8_t* const target = to + h * b.head;
+    if (b.dim == b.element) {
+      std::memcpy(target, source, cell);
+      continue;
+    }
+    for (uint32_t d = 0; d < a.head_dim; ++d) std::memcpy(target + d * b.dim, source + d * a.dim, a.element);
+  }
+}
+
+Strides StridesOf(const BlockHold& hold, const DecodeTarget::Place& place) {
+  const GroupSchema& group = hold.schema().groups[place.group];
+  const LayerSchema& layer = group.layers[place.layer_slot];
+  const TensorSchema& tensor = place.values ? *layer.v : layer.k;
+  return {tensor.head_stride_bytes, tensor.dim_stride_bytes, SizeOf(group.dtype), group.head_count, group.head_dim};
+}
+
+absl::Status BadRefine(const std::string& what) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_REFINE", "the peer's refinement " + what);
+}
+
+}  // namespace
+
+bool StagingRoom::Take(uint64_t bytes) {
+  uint64_t used = used_.load();
+  do {
+    if (bytes > limit_ || used > limit_ - bytes) return false;
+  } while (!used_.compare_exchange_weak(used, used + bytes));
+  return true;
+}
+
+uint64_t StagingRoom::left() const {
+  const uint64_t used = used_.load();
+  return used < limit_ ? limit_ - used : 0;
+}
+
+// Rows of the destination's tokens that are in a strip, in the daemon's memory. The schema is the destination's, with
+// strides of dense rows.
+class Refinement::StagedHold final : public BlockHold {
+ public:
+  explicit StagedHold(std::shared_ptr<const Refinement> refinement)
+      : refinement_(std::move(refinement)), schema_(refinement_->base_->schema) {
+    for (GroupSchema& group : schema_.groups) {
+      const auto dense = [&group](TensorSchema* tensor) {
+        tensor->dim_stride_bytes = SizeOf(group.dtype);
+        tensor->head_stride_bytes = group.head_dim * tensor->dim_stride_bytes;
+        tensor->token_stride_bytes = group.head_count * tensor->head_stride_bytes;
+      };
+      for (LayerSchema& layer : group.layers) {
+        dense(&layer.k);
+        if (layer.v.has_value()) dense(&*layer.v);
+      }
+    }
+  }
+  const PoolSchema& schema() const override { return schema_; }
+  uint32_t token_count() const override { return refinement_->choice_.shape.token_count; }
+  // REQUIRES: all `count` tokens are in the strip.
+  void FillRows(uint32_t group, uint32_t layer_slot, PlaneId plane, uint32_t token_first, uint32_t count,
+                uint8_t** rows) const override {
+    const Refinement& r = *refinement_;
+    const bool values = plane == PlaneId::kV;
+    size_t strip = 0;
+    while (r.places_[strip].group != group || r.places_[strip].layer_slot != layer_slot ||
+           r.places_[strip].values != values) {
+      ++strip;
+    }
+    uint32_t before = 0;
+    auto run = r.choice_.rows[strip].begin();
+    while (run->first + run->count <= token_first) before += (run++)->count;
+    const TensorSchema& tensor = schema_.groups[group].layers[layer_slot].k;
+    const uint64_t row = before + (token_first - run->first);
+    for (uint32_t i = 0; i < count; ++i) {
+      rows[i] = r.memory_.get() + r.strip_offset_[strip] + (row + i) * tensor.token_stride_bytes;
+    }
+  }
+  absl::Status ZeroTail(uint32_t) const override { return absl::OkStatus(); }
+  void ReadGenerations(uint32_t, uint32_t, uint32_t, std::vector<uint64_t>*) const override {}
+  bool has_generations() const override { return false; }
+  absl::Status Health() const override { return absl::OkStatus(); }
+  std::shared_ptr<const void> KeepMapped() const override { return refinement_; }
+  absl::Status LookAtMemory() const override { return absl::OkStatus(); }
+  void OnLost(std::function<void(absl::Status)>) override {}
+
+ private:
+  const std::shared_ptr<const Refinement> refinement_;
+  PoolSchema schema_;
+};
+
+Refinement::Refinement(std::shared_ptr<RefineBase> base, RefineChoice choice, Tier tier,
+                       std::shared_ptr<StagingRoom> room)
+    : base_(std::move(base)), choice_(std::move(choice)), tier_(tier), room_(std::move(room)) {
+  cuts_ = CutChunks(choice_.shape);
+  chunks_.assign(cuts_.size(), ChunkPlace::kComing);
+  uint32_t tokens = 0;
+  for (const RefineChoice::Strip& strip : choice_.strips) {
+    const LayerPlace& place = base_->places[strip.layer_index];
+    places_.push_back({place.group, place.layer_slot, strip.values});
+    const GroupSchema& group = base_->schema.groups[place.group];
+    strip_first_.push_back(tokens);
+    strip_offset_.push_back(memory_bytes_);
+    const uint32_t count = CountTokens(choice_.rows[strip_first_.size() - 1]);
+    memory_bytes_ += uint64_t{count} * group.head_count * group.head_dim * SizeOf(group.dtype);
+    tokens += count;
+  }
+  tiers_.assign(tokens, 0);
+}
+
+absl::StatusOr<std::shared_ptr<Refinement>> Refinement::Create(std::shared_ptr<RefineBase> base, RefineChoice choice,
+                                                               Tier tier, std::shared_ptr<StagingRoom> room) {
+  std::shared_ptr<Refinement> refinement(new Refinement(std::move(base), std::move(choice), tier, std::move(room)));
+  if (!refinement->staged()) return refinement;
+  if (absl::Status taken = refinement->TakeMemory(); !taken.ok()) return taken;
+  return refinement;
+}
+
+absl::Status Refinement::TakeMemory() {
+  if (!room_->Take(memory_bytes_)) {
+    dropped_ = true;
+    return MakeError(absl::StatusCode::kResourceExhausted, "REFINE_STAGING_FULL",
+                     absl::StrCat("the refinement needs ", memory_bytes_, " bytes of staging, ", room_->left(),
+                                  " of refine.staging_bytes (", room_->limit(), ") are free"),
+                     {{"field", "refine.staging_bytes"}, {"value", absl::StrCat(memory_bytes_)},
+                      {"limit", absl::StrCat(room_->limit())}},
+                     kRoomRetryMs);
+  }
+  memory_.reset(new (std::nothrow) uint8_t[memory_bytes_]);  // pages come as chunks do
+  if (memory_ != nullptr) return absl::OkStatus();
+  room_->Give(memory_bytes_);
+  dropped_ = true;
+  return MakeError(absl::StatusCode::kResourceExhausted, "OUT_OF_MEMORY",
+                   absl::StrCat("no memory for ", memory_bytes_, " bytes of staging"));
+}
+
+Refinement::~Refinement() { Drop(); }
+
+RefineFrame Refinement::Request() const {
+  RefineFrame frame;
+  frame.transfer_id = base_->transfer_id;
+  frame.tier = static_cast<int32_t>(tier_) + 1;  // the numbers of policy.proto
+  const std::vector<TokenRange>* before = nullptr;
+  for (size_t s = 0; s < choice_.strips.size(); ++s) {
+    const std::vector<TokenRange>& tokens = choice_.shape.strips[s];
+    if (before == nullptr || *before != tokens) {
+      auto& set = frame.token_sets.emplace_back();
+      for (const TokenRange& run : tokens) set.push_back({run.first, run.count});
+    }
+    before = &tokens;
+    frame.strips.push_back({choice_.shape.layers[s].layer, choice_.strips[s].values,
+                            static_cast<uint32_t>(frame.token_sets.size() - 1)});
+  }
+  return frame;
+}
+
+absl::StatusOr<std::unique_ptr<BlockHold>> Refinement::NewTarget() {
+  // The transfer owns the hold, and the manager the refinement: no circle.
+  if (staged()) return std::unique_ptr<BlockHold>(std::make_unique<StagedHold>(shared_from_this()));
+  auto hold = base_->ticket->Reserve();
+  if (!hold.ok()) return hold.status();
+  for (size_t s = 0; s < places_.size(); ++s) {
+    for (const TokenRange& run : choice_.rows[s]) {
+      for (uint32_t t = 0; t < run.count; ++t) {
+        if ((*hold)->Fresh(places_[s].group, run.first + t)) continue;
+        return MakeError(absl::StatusCode::kFailedPrecondition, "BLOCKS_REUSED",
+                         absl::StrCat("the block of token ", run.first + t, " has been written or given to others since"));
+      }
+    }
+  }
+  return hold;
+}
+
+uint64_t Refinement::BytesOf(const ChunkCut& cut) const {
+  const GroupSchema& group = base_->schema.groups[places_[cut.layer_index].group];
+  return uint64_t{cut.token_count} * group.head_count * group.head_dim * SizeOf(group.dtype);
+}
+
+void Refinement::Arrived(const ChunkCut& cut, const uint8_t* tier_map) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::copy_n(tier_map, cut.token_count, tiers_.begin() + strip_first_[cut.layer_index] + cut.token_first);
+  if (!staged()) {
+    applied_bytes_ += BytesOf(cut);
+    ++applied_chunks_;
+    chunks_[cut.chunk_index] = ChunkPlace::kApplied;
+    return MarkTiers(cut);
+  }
+  if (dropped_) return;
+  chunks_[cut.chunk_index] = ChunkPlace::kStaged;
+  staged_bytes_ += BytesOf(cut);
+}
+
+void Refinement::MarkTiers(const ChunkCut& cut) {
+  const RefineChoice::Strip& strip = choice_.strips[cut.layer_index];
+  const uint8_t* const tiers = tiers_.data() + strip_first_[cut.layer_index] + cut.token_first;
+  std::lock_guard<std::mutex> lock(base_->mutex);
+  ForEachRun(choice_.rows[cut.layer_index], cut.token_first, cut.token_count,
+             [&](uint32_t row, uint32_t count, uint32_t offset) {
+               for (uint32_t i = 0; i < count; ++i) {
+                 base_->tiers->SetCell(strip.layer_index, strip.values, row + i, TierOfK(tiers[offset + i]));
+               }
+             });
+}
+
+// A cell that another refinement has made as good meanwhile stays.
+Refinement::Applied Refinement::CopyChunk(const ChunkCut& cut, const BlockHold& from, const BlockHold& to) {
+  const RefineChoice::Strip& strip = choice_.strips[cut.layer_index];
+  const DecodeTarget::Place& place = places_[cut.layer_index];
+  const PlaneId plane = place.values ? PlaneId::kV : PlaneId::kK;
+  const Strides a = StridesOf(from, place), b = StridesOf(to, place);
+  const uint8_t* const tiers = tiers_.data() + strip_first_[cut.layer_index] + cut.token_first;
+  std::vector<uint8_t*> sources(cut.token_count), targets(cut.token_count);
+  Applied applied;
+  std::lock_guard<std::mutex> lock(base_->mutex);
+  TierMap& map = *base_->tiers;
+  ForEachRun(choice_.rows[cut.layer_index], cut.token_first, cut.token_count,
+             [&](uint32_t row, uint32_t count, uint32_t offset) {
+               from.FillRows(place.group, place.layer_slot, plane, row, count, sources.data() + offset);
+               to.FillRows(place.group, place.layer_slot, plane, row, count, targets.data() + offset);
+               for (uint32_t i = 0; i < count; ++i) {
+                 const Tier tier = TierOfK(tiers[offset + i]);
+                 if (!to.Fresh(place.group, row + i)) {
+                   ++applied.stale_cells;
+                 } else if (IsFiner(tier, map.At(strip.layer_index, strip.values, row + i))) {
+                   CopyRow(sources[offset + i], a, targets[offset + i], b);
+                   map.SetCell(strip.layer_index, strip.values, row + i, tier);
+                   applied.bytes += uint64_t{a.heads} * a.head_dim * a.element;
+                 }
+               }
+             });
+  return applied;
+}
+
+absl::StatusOr<Refinement::Applied> Refinement::Apply(uint64_t max_bytes) {
+  if (!staged()) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "NOT_STAGED",
+                     "the refinement is DIRECT: its cells are in the blocks as they arrive");
+  }
+  std::lock_guard<std::mutex> one(apply_mutex_);
+  std::vector<uint32_t> due;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (applied_chunks_ == chunks_.size()) return Applied{};
+    if (dropped_) {
+      return MakeError(absl::StatusCode::kFailedPrecondition, "REFINEMENT_DROPPED",
+                       "what the refinement had staged is gone: it failed, was cancelled or released");
+    }
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < chunks_.size(); ++i) {
+      if (chunks_[i] != ChunkPlace::kStaged) continue;
+      bytes += BytesOf(cuts_[i]);
+      if (max_bytes != 0 && bytes > max_bytes && !due.empty()) break;
+      due.push_back(i);
+    }
+  }
+  Applied sum;
+  if (due.empty()) return sum;
+  auto target = base_->ticket->Reserve();
+  if (!target.ok()) return target.status();
+  if ((*target)->device() != nullptr) {
+    return MakeError(absl::StatusCode::kUnimplemented, "REFINE_ON_DEVICE",
+                     "staged refinements of destinations on a GPU cannot be applied; mode DIRECT can");
+  }
+  if (absl::Status whole = (*target)->LookAtMemory(); !whole.ok()) return whole;
+  const StagedHold staging(shared_from_this());
+  for (const uint32_t index : due) {
+    const Applied applied = CopyChunk(cuts_[index], staging, **target);
+    sum.bytes += applied.bytes;
+    sum.stale_cells += applied.stale_cells;
+  }
+  const absl::Status health = (*target)->Health();
+  target->reset();
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const uint32_t index : due) {
+    chunks_[index] = ChunkPlace::kApplied;
+    staged_bytes_ -= BytesOf(cuts_[index]);
+  }
+  applied_chunks_ += due.size();
+  applied_bytes_ += sum.bytes;
+  stale_cells_ += sum.stale_cells;
+  if (applied_chunks_ == chunks_.size()) GiveBackLocked();
+  if (!health.ok()) return health;
+  return sum;
+}
+
+void Refinement::Drop() {
+  std::lock_guard<std::mutex> one(apply_mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
+  GiveBackLocked();
+}
+
+void Refinement::GiveBackLocked() {
+  if (!staged() || dropped_) return;
+  dropped_ = true;
+  staged_bytes_ = 0;
+  memory_.reset();
+  room_->Give(memory_bytes_);
+}
+
+Refinement::Counts Refinement::Now() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return {choice_.cells, choice_.cells_left, staged_bytes_, applied_bytes_, stale_cells_,
+          applied_chunks_ == chunks_.size()};
+}
+
+absl::StatusOr<RefineSource> SourceOfRequest(const RefineFrame& request, const std::vector<PlanLayer>& layers,
+                                             const std::vector<LayerPlace>& places, uint32_t token_count) {
+  RefineSource source;
+  if (request.tier < 1 || request.tier > kTierCount) return BadRefine(absl::StrCat("has tier ", request.tier));
+  source.tier = static_cast<Tier>(request.tier - 1);
+  source.shape.token_count = token_count;
+  source.shape.kept = {{0, token_count}};
+  int64_t before = -1;
+  for (const RefineFrame::Strip& strip : request.strips) {
+    const auto at = std::find_if(layers.begin(), layers.end(), [&](const PlanLayer& l) { return l.layer == strip.layer; });
+    const std::string name = absl::StrCat("strip of layer ", strip.layer);
+    if (at == layers.end()) return BadRefine("has a " + name + ", which the source does not have");
+    if (strip.values && !at->has_v) return BadRefine("has a " + name + " for V, which has none");
+    const int64_t order = 2 * (at - layers.begin()) + (strip.values ? 1 : 0);
+    if (order <= before) return BadRefine("has a " + name + " out of order");
+    before = order;
+    if (strip.token_set >= request.token_sets.size() || request.token_sets[strip.token_set].empty()) {
+      return BadRefine("has a " + name + " without tokens");
+    }
+    auto& tokens = source.shape.strips.emplace_back();
+    uint64_t end = 0;
+    for (const FrameRun& run : request.token_sets[strip.token_set]) {
+      if (run.count == 0 || run.first < end || uint64_t{run.first} + run.count > token_count) {
+        return BadRefine(absl::StrCat("has the token run ", run.first, "+", run.count, " of ", token_count));
+      }
+      end = uint64_t{run.first} + run.count;
+      tokens.push_back({run.first, run.count});
+    }
+    PlanLayer layer = *at;
+    layer.has_v = false;
+    source.shape.layers.push_back(layer);
+    LayerPlace place = places[static_cast<size_t>(at - layers.begin())];
+    place.values = strip.values;
+    source.places.push_back(place);
+  }
+  if (source.shape.layers.empty()) return BadRefine("has no strips");
+  return source;
+}
+
+}  // namespace spectrumkv

@@ -1,0 +1,173 @@
+// What is needed to make a committed transfer better: the retained source, at the sender; at the receiver the base, with
+// the tier of each of its cells, and the refinement, whose cells wait in staging until they are applied.
+//
+// A refinement is a transfer of its own (docs/refinement.md): its ReceiverTransfer decodes into a StagedHold, or into the
+// destination's blocks themselves, its SenderTransfer encodes from the retained source. What is here outlives both.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/base/caller.h"
+#include "server/decode/decode.h"
+#include "server/encode/encode.h"
+#include "server/plan/refine.h"
+#include "server/pool/pool.h"
+#include "server/stream/frames.h"
+
+namespace spectrumkv {
+
+// A hold that several have: the retention, and each refinement under way. Tells nobody of a lost pool: that is the
+// retention's to hear, which ends the refinements.
+class SharedHold final : public BlockHold {
+ public:
+  explicit SharedHold(std::shared_ptr<BlockHold> hold) : hold_(std::move(hold)) {}
+  const PoolSchema& schema() const override { return hold_->schema(); }
+  uint32_t token_count() const override { return hold_->token_count(); }
+  void FillRows(uint32_t group, uint32_t layer_slot, PlaneId plane, uint32_t token_first, uint32_t count,
+                uint8_t** rows) const override {
+    hold_->FillRows(group, layer_slot, plane, token_first, count, rows);
+  }
+  Device* device() const override { return hold_->device(); }
+  absl::Status ZeroTail(uint32_t) const override { return absl::OkStatus(); }
+  void ReadGenerations(uint32_t group, uint32_t token_first, uint32_t count,
+                       std::vector<uint64_t>* out) const override {
+    hold_->ReadGenerations(group, token_first, count, out);
+  }
+  bool has_generations() const override { return hold_->has_generations(); }
+  absl::Status Health() const override { return hold_->Health(); }
+  std::shared_ptr<const void> KeepMapped() const override { return hold_->KeepMapped(); }
+  absl::Status LookAtMemory() const override { return hold_->LookAtMemory(); }
+  void OnLost(std::function<void(absl::Status)>) override {}
+
+ private:
+  const std::shared_ptr<BlockHold> hold_;
+};
+
+// The source of a transfer that has committed, kept for refinements.
+struct RetainedSource {
+  std::string transfer_id, token, pool_id;
+  Caller owner;
+  std::shared_ptr<BlockHold> hold;
+  std::vector<PlanLayer> layers;
+  std::vector<LayerPlace> places;
+  uint64_t retain_ms = 0;
+  uint64_t kv_bytes = 0, wire_bytes = 0;  // of the transfer
+};
+
+// Bytes for staging that all refinements of a daemon share. Thread-safe.
+class StagingRoom {
+ public:
+  explicit StagingRoom(uint64_t bytes) : limit_(bytes) {}
+  bool Take(uint64_t bytes);
+  void Give(uint64_t bytes) { used_.fetch_sub(bytes); }
+  uint64_t left() const;
+  uint64_t limit() const { return limit_; }
+  uint64_t used() const { return used_.load(); }
+
+ private:
+  const uint64_t limit_;
+  std::atomic<uint64_t> used_{0};
+};
+
+// A transfer that has committed here and may be refined.
+struct RefineBase {
+  std::string transfer_id, token, pool_id;
+  Caller owner;
+  std::string peer;         // where its source is; empty: not known
+  uint64_t peer_epoch = 0;  // of that daemon
+  uint64_t retain_ms = 0;
+  PoolSchema schema;  // of the destination
+  TransferShape shape;
+  std::vector<LayerPlace> places;
+  std::shared_ptr<BlockTicket> ticket;
+  uint64_t kv_bytes = 0, wire_bytes = 0;
+
+  std::mutex mutex;  // of what follows
+  std::unique_ptr<TierMap> tiers;
+};
+
+// One refinement at the receiver. Thread-safe.
+class Refinement : public std::enable_shared_from_this<Refinement> {
+ public:
+  // `room`: null for direct mode. RESOURCE_EXHAUSTED REFINE_STAGING_FULL (retry delay), OUT_OF_MEMORY.
+  static absl::StatusOr<std::shared_ptr<Refinement>> Create(std::shared_ptr<RefineBase> base, RefineChoice choice,
+                                                            Tier tier, std::shared_ptr<StagingRoom> room);
+  ~Refinement();
+
+  RefineBase& base() const { return *base_; }
+  const RefineChoice& choice() const { return choice_; }
+  bool staged() const { return room_ != nullptr; }
+  RefineFrame Request() const;
+  const std::vector<DecodeTarget::Place>& places() const { return places_; }
+  // The hold that the receiver decodes into: staging, or the destination's blocks. Errors: those of BlockTicket::Reserve;
+  // in direct mode BLOCKS_REUSED also where one block is.
+  absl::StatusOr<std::unique_ptr<BlockHold>> NewTarget();
+
+  // A chunk is in its place in NewTarget's memory, with these tier map bytes.
+  void Arrived(const ChunkCut& cut, const uint8_t* tier_map);
+
+  struct Applied {
+    uint64_t bytes = 0, stale_cells = 0;  // by this call
+  };
+  // Copies arrived chunks into the destination, at most `max_bytes` (0: all), but at least one chunk. Errors: those of
+  // BlockTicket::Reserve; FAILED_PRECONDITION REFINEMENT_DROPPED, NOT_STAGED; UNIMPLEMENTED REFINE_ON_DEVICE.
+  absl::StatusOr<Applied> Apply(uint64_t max_bytes);
+  // Gives the staging back; what was not applied is lost.
+  void Drop();
+
+  struct Counts {
+    uint64_t cells = 0, cells_left = 0, staged_bytes = 0, applied_bytes = 0, stale_cells = 0;
+    bool complete = false;
+  };
+  Counts Now() const;
+
+ private:
+  class StagedHold;
+  enum class ChunkPlace : uint8_t { kComing, kStaged, kApplied };
+
+  Refinement(std::shared_ptr<RefineBase> base, RefineChoice choice, Tier tier, std::shared_ptr<StagingRoom> room);
+  absl::Status TakeMemory();
+  uint64_t BytesOf(const ChunkCut& cut) const;  // in the destination's data type
+  Applied CopyChunk(const ChunkCut& cut, const BlockHold& from, const BlockHold& to);
+  void MarkTiers(const ChunkCut& cut);  // all its cells are in the destination
+  void GiveBackLocked();
+
+  const std::shared_ptr<RefineBase> base_;
+  const RefineChoice choice_;
+  const Tier tier_;
+  const std::shared_ptr<StagingRoom> room_;
+  std::vector<ChunkCut> cuts_;
+  std::vector<DecodeTarget::Place> places_;
+  std::vector<uint32_t> strip_first_;  // tokens of the strips before
+  std::vector<uint8_t> tiers_;         // of each token of each strip, as it arrived
+  // Staging: the rows of each strip, dense, one strip after the other.
+  std::vector<uint64_t> strip_offset_;
+  std::unique_ptr<uint8_t[]> memory_;
+  uint64_t memory_bytes_ = 0;
+
+  std::mutex apply_mutex_;  // one Apply or Drop at a time; before the next
+  mutable std::mutex mutex_;
+  std::vector<ChunkPlace> chunks_;
+  uint64_t staged_bytes_ = 0, applied_bytes_ = 0, stale_cells_ = 0;
+  size_t applied_chunks_ = 0;
+  bool dropped_ = false;
+};
+
+// The source of a refinement as the sender needs it: strips of the retained layers. INVALID_ARGUMENT BAD_REFINE, naming
+// what a peer's request does not fit.
+struct RefineSource {
+  TransferShape shape;
+  std::vector<LayerPlace> places;
+  Tier tier = Tier::kRaw;
+};
+absl::StatusOr<RefineSource> SourceOfRequest(const RefineFrame& request, const std::vector<PlanLayer>& layers,
+                                             const std::vector<LayerPlace>& places, uint32_t token_count);
+
+}  // namespace spectrumkv
