@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint8_t kUnknownTiers = static_cast<uint8_t>(Tier::kQ2) | static_cast<uint8_t>(Tier::kQ2) << 4;
 
-absl::Status Invalid(const std::string& field, const std::string& what) {
+absl::Status InvalidSelection(const std::string& field, const std::string& what) {
   return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_SELECTION", "selection." + field + " " + what,
                    {{"field", "selection." + field}});
 }
@@ -25,7 +25,7 @@ absl::Status CheckSelection(const TransferShape& base, const RefineSelection& se
   uint64_t end = 0;
   for (const TokenRange& run : selection.tokens) {
     if (run.count == 0 || run.first < end || uint64_t{run.first} + run.count > base.token_count) {
-      return Invalid("tokens", "have the run " + std::to_string(run.first) + "+" + std::to_string(run.count) +
+      return InvalidSelection("tokens", "have the run " + std::to_string(run.first) + "+" + std::to_string(run.count) +
                                    "; runs ascend, are not empty and end at " + std::to_string(base.token_count));
     }
     end = uint64_t{run.first} + run.count;
@@ -33,16 +33,16 @@ absl::Status CheckSelection(const TransferShape& base, const RefineSelection& se
   for (const uint32_t layer : selection.layers) {
     const bool known = std::any_of(base.layers.begin(), base.layers.end(),
                                    [layer](const PlanLayer& l) { return l.layer == layer; });
-    if (!known) return Invalid("layers", "name " + std::to_string(layer) + ", which the transfer does not have");
+    if (!known) return InvalidSelection("layers", "name " + std::to_string(layer) + ", which the transfer does not have");
   }
   if (selection.scores.empty()) return absl::OkStatus();
   if (selection.scores.size() != base.token_count) {
-    return Invalid("scores", "are " + std::to_string(selection.scores.size()) + ", the transfer has " +
+    return InvalidSelection("scores", "are " + std::to_string(selection.scores.size()) + ", the transfer has " +
                                  std::to_string(base.token_count) + " tokens");
   }
   const bool good = std::all_of(selection.scores.begin(), selection.scores.end(),
                                 [](float s) { return std::isfinite(s) && s >= 0; });
-  return good ? absl::OkStatus() : Invalid("scores", "must be finite and not negative");
+  return good ? absl::OkStatus() : InvalidSelection("scores", "must be finite and not negative");
 }
 
 std::vector<uint32_t> PositionsOf(const std::vector<TokenRange>& ranges) {

@@ -254,7 +254,9 @@ TEST_F(RefineEngineTest, StagingIsBoundedAndRoundsReachTheEnd) {
     EXPECT_LE(started->kv_bytes, 40 * kRow);
     left = started->cells_left;
     ASSERT_EQ(Await(id).state, TransferState::kCommitted);
-    if (rounds == 0) EXPECT_EQ(ReasonOfRefine(Ask("full")), "REFINE_STAGING_FULL");
+    if (rounds == 0) {
+      EXPECT_EQ(ReasonOfRefine(Ask("full")), "REFINE_STAGING_FULL");
+    }
     ASSERT_TRUE(Apply(id)->complete);
   }
   EXPECT_GT(rounds, 5);

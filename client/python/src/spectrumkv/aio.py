@@ -165,18 +165,20 @@ class Client:
     async def expect(
         self, transfer_id: str, *, pool: Pool[Any] | SyncPool, token_count: int, blocks: Blocks, token: bytes = b"",
         deadline_ms: int = 0, accept_dropped: bool = False, exact_conversion: bool = False, part: Part = WHOLE,
+        refinable: bool = False,
     ) -> None:  # fmt: skip
         request = requests.expect(
-            transfer_id, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion, part
+            transfer_id, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion, part, refinable
         )
         await self._with_pool(self.worker.Expect, request, pool)
 
     async def fetch(
         self, transfer_id: str, *, peer: str, pool: Pool[Any] | SyncPool, token_count: int, blocks: Blocks,
         token: bytes = b"", deadline_ms: int = 0, accept_dropped: bool = False, exact_conversion: bool = False, part: Part = WHOLE,
+        refinable: bool = False,
     ) -> None:  # fmt: skip
         request = requests.fetch(
-            transfer_id, peer, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion, part
+            transfer_id, peer, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion, part, refinable
         )
         await self._with_pool(self.worker.Fetch, request, pool)
 
@@ -218,6 +220,20 @@ class Client:
         request = worker_service_pb2.CancelTransferRequest(transfer=requests.key_of(transfer_id, role))
         report: report_pb2.TransferReport = (await self.call(self.worker.CancelTransfer, request)).report
         return report
+
+    async def refine(
+        self, transfer_id: str, refine_id: str, *, tier: str = "RAW", tokens: Sequence[tuple[int, int]] = (),
+        layers: Sequence[int] = (), scores: Sequence[float] | None = None, budget: float | None = None,
+        direct: bool = False, peer: str = "", deadline_ms: int = 0,
+    ) -> worker_service_pb2.RefineResponse:  # fmt: skip
+        request = requests.refine(transfer_id, refine_id, peer, tokens, layers, scores, tier, budget, direct, deadline_ms)
+        answer: worker_service_pb2.RefineResponse = await self.call(self.worker.Refine, request)
+        return answer
+
+    async def apply_refinement(self, refine_id: str, *, max_bytes: int = 0) -> worker_service_pb2.ApplyRefinementResponse:
+        request = worker_service_pb2.ApplyRefinementRequest(refine_id=refine_id, max_bytes=max_bytes)
+        answer: worker_service_pb2.ApplyRefinementResponse = await self.call(self.worker.ApplyRefinement, request)
+        return answer
 
     async def release(self, transfer_id: str, *, role: str = "") -> None:
         request = worker_service_pb2.ReleaseTransferRequest(transfer=requests.key_of(transfer_id, role))

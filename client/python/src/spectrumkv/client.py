@@ -128,20 +128,27 @@ class Client:
     def expect(
         self, transfer_id: str, *, pool: Pool, token_count: int, blocks: Blocks, token: bytes = b"",
         deadline_ms: int = 0, accept_dropped: bool = False, exact_conversion: bool = False, part: Part = WHOLE,
+        refinable: bool = False,
     ) -> None:  # fmt: skip
         """Reserves destination blocks for a push. They must not be read or written until layers are ready in them.
 
         accept_dropped: the source may drop tokens. exact_conversion: refuse a source whose dtype would be rounded.
+        refinable: refine may follow, if the source's policy has retain_seconds.
         """
-        request = requests.expect(transfer_id, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion, part)
+        request = requests.expect(
+            transfer_id, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion, part, refinable
+        )
         pool.call(self.worker.Expect, request)
 
     def fetch(
         self, transfer_id: str, *, peer: str, pool: Pool, token_count: int, blocks: Blocks, token: bytes = b"",
         deadline_ms: int = 0, accept_dropped: bool = False, exact_conversion: bool = False, part: Part = WHOLE,
+        refinable: bool = False,
     ) -> None:  # fmt: skip
         """Reserves destination blocks and pulls what the worker of the daemon at `peer` published. As expect otherwise."""
-        request = requests.fetch(transfer_id, peer, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion, part)
+        request = requests.fetch(
+            transfer_id, peer, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion, part, refinable
+        )
         pool.call(self.worker.Fetch, request)
 
     def watch(
@@ -184,8 +191,33 @@ class Client:
         report: report_pb2.TransferReport = self.call(self.worker.CancelTransfer, request).report
         return report
 
+    def refine(
+        self, transfer_id: str, refine_id: str, *, tier: str = "RAW", tokens: Sequence[tuple[int, int]] = (),
+        layers: Sequence[int] = (), scores: Sequence[float] | None = None, budget: float | None = None,
+        direct: bool = False, peer: str = "", deadline_ms: int = 0,
+    ) -> worker_service_pb2.RefineResponse:  # fmt: skip
+        """Asks for better precision of what has arrived: of a transfer that was expected or fetched with refinable=True,
+        whose source is still retained. The refinement is a transfer `refine_id` of its own, for wait, cancel and release.
+
+        tier: what cells are to have; those that have it or better do not travel. tokens: (first, count) runs of positions;
+        layers: indices in the model; not given: all. scores: how much each token matters, which come first where not all fit;
+        budget: share of the raw KV bytes that may cross. direct: cells land in the blocks as they arrive; otherwise they wait
+        for apply_refinement. peer: where the source is, where the daemon cannot know. The answer has `cells`; 0: there was
+        nothing to gain, and there is no transfer refine_id; `cells_left` did not fit: ask again.
+        """
+        request = requests.refine(transfer_id, refine_id, peer, tokens, layers, scores, tier, budget, direct, deadline_ms)
+        answer: worker_service_pb2.RefineResponse = self.call(self.worker.Refine, request)
+        return answer
+
+    def apply_refinement(self, refine_id: str, *, max_bytes: int = 0) -> worker_service_pb2.ApplyRefinementResponse:
+        """Copies what a refinement has received into the blocks, at most max_bytes (0: all): call it when nobody reads them."""
+        request = worker_service_pb2.ApplyRefinementRequest(refine_id=refine_id, max_bytes=max_bytes)
+        answer: worker_service_pb2.ApplyRefinementResponse = self.call(self.worker.ApplyRefinement, request)
+        return answer
+
     def release(self, transfer_id: str, *, role: str = "") -> None:
-        """Withdraws a publish that nobody fetched; forgets a transfer that has ended."""
+        """Withdraws a publish that nobody fetched; forgets a transfer that has ended. Of one that is retained: when it
+        returns, none of its blocks is read or written any more."""
         request = worker_service_pb2.ReleaseTransferRequest(transfer=requests.key_of(transfer_id, role))
         self.call(self.worker.ReleaseTransfer, request)
 

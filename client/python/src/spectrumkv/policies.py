@@ -28,6 +28,7 @@ def policy(
     strict_budget: bool = False,
     payload_only: bool = False,
     override_quality_gate: bool = False,
+    retain_seconds: float = 0.0,
 ) -> policy_pb2.Policy:
     """How the tokens of a transfer are coded. What is not given is the daemon's default.
 
@@ -46,13 +47,15 @@ def policy(
         with importance="RECENT_QUERIES" and gives them with advance.
     decay_lambda: importance of token j of n is multiplied by exp(-decay_lambda * (n - j)).
     sinks: tokens at the front that are always RAW; not given: 4, or with OPTIMAL and scores or queries 1.
+    retain_seconds: for so long after the commit the source's blocks stay held, so that the destination may ask for better
+        precision (Client.refine); release ends it. 0: not at all.
     override_quality_gate: use tiers although no probe has opened them to this model; the report says so.
 
     Raises ValueError for a name that does not exist, and for target_seconds or min_budget without budget="auto".
     """
     message = policy_pb2.Policy(
         random_seed=random_seed, strict_budget=strict_budget, payload_only=payload_only,
-        override_quality_gate=override_quality_gate,
+        override_quality_gate=override_quality_gate, retain_seconds=retain_seconds,
     )  # fmt: skip
     if budget == "auto":
         if target_seconds is None:

@@ -35,6 +35,8 @@ class INVALID_DECAY(SpectrumKVError):
     """decay_lambda is not a number in its range."""
 class INVALID_LOG_LEVEL(SpectrumKVError):
     """No such level."""
+class INVALID_MODE(SpectrumKVError):
+    """No such mode of refinement."""
 class INVALID_PART(SpectrumKVError):
     """A part that is none of its transfer, or does not fit the other parts; metadata names the field."""
 class INVALID_PEER(SpectrumKVError):
@@ -53,6 +55,8 @@ class INVALID_SCHEMA(SpectrumKVError):
     """The schema of the pool is wrong; metadata names the field."""
 class INVALID_SCORES(SpectrumKVError):
     """Scores that are not finite, negative, or of another number than tokens."""
+class INVALID_SELECTION(SpectrumKVError):
+    """Tokens, layers or scores of a selection do not fit the transfer; metadata names the field."""
 class INVALID_SHAPE(SpectrumKVError):
     """A shape that no pool has."""
 class INVALID_TIERS(SpectrumKVError):
@@ -129,6 +133,32 @@ class WORKER_GONE(SpectrumKVError):
     """The worker that held the pool died."""
 
 # Transfers.
+class BAD_REFINE(SpectrumKVError):
+    """A peer asked for a refinement that does not fit the source; daemons of this kind do not."""
+class BLOCKS_REUSED(SpectrumKVError):
+    """Blocks of the destination have been written or given to others since the commit: nothing lands in them."""
+class NOT_A_REFINEMENT(SpectrumKVError):
+    """The transfer was not begun by Refine."""
+class NOT_COMMITTED(SpectrumKVError):
+    """Only a transfer that has committed here can be refined."""
+class NOT_RETAINED(SpectrumKVError):
+    """Nothing is kept to refine the transfer: it was not to be, or it is over."""
+class NOT_STAGED(SpectrumKVError):
+    """A DIRECT refinement has nothing to apply."""
+class PEER_UNKNOWN(SpectrumKVError):
+    """The daemon does not know where the source is: name the peer."""
+class REFINEMENT_DROPPED(SpectrumKVError):
+    """What the refinement had staged is gone: it failed, was cancelled or released."""
+class REFINE_ON_DEVICE(SpectrumKVError):
+    """A staged refinement cannot be applied to a destination on a GPU; mode DIRECT can."""
+class RELEASED(SpectrumKVError):
+    """A worker has released the transfer that was being refined."""
+class RETENTION_EXPIRED(SpectrumKVError):
+    """The source is no longer retained."""
+class RETENTION_OF_PARTS(SpectrumKVError):
+    """A transfer of several parts cannot be refined."""
+class RETENTION_PENDING(SpectrumKVError):
+    """The source's half of the transfer has not ended yet: between daemons, tried again."""
 class ALREADY_REPORTED(SpectrumKVError):
     """The time to first token was told before."""
 class BLOCKS_IN_USE(SpectrumKVError):
@@ -169,6 +199,8 @@ class UNKNOWN_TRANSFER(SpectrumKVError):
     """No such transfer in this daemon."""
 
 # The daemon has no room, or takes nothing new.
+class REFINE_STAGING_FULL(SpectrumKVError):
+    """No room for refined cells that wait: refine.staging_bytes."""
 class BYTES_QUOTA(SpectrumKVError):
     """This caller's share of memory for pools is used up."""
 class DRAINING(SpectrumKVError):

@@ -87,23 +87,38 @@ def advance(
 
 def expect(
     transfer_id: str, token_count: int, blocks: Blocks, token: bytes, deadline_ms: int, accept_dropped: bool,
-    exact_conversion: bool, part: Part,
+    exact_conversion: bool, part: Part, refinable: bool = False,
 ) -> worker_service_pb2.ExpectRequest:  # fmt: skip
     return worker_service_pb2.ExpectRequest(
         transfer_id=transfer_id, transfer_token=token, token_count=token_count, blocks=blocks_of(blocks),
         deadline_ms=deadline_ms, accept_dropped=accept_dropped, exact_conversion=exact_conversion,
-        part=part_of(part),
+        part=part_of(part), refinable=refinable,
     )  # fmt: skip
 
 
 def fetch(
     transfer_id: str, peer: str, token_count: int, blocks: Blocks, token: bytes, deadline_ms: int,
-    accept_dropped: bool, exact_conversion: bool, part: Part,
+    accept_dropped: bool, exact_conversion: bool, part: Part, refinable: bool = False,
 ) -> worker_service_pb2.FetchRequest:  # fmt: skip
     return worker_service_pb2.FetchRequest(
         transfer_id=transfer_id, transfer_token=token, peer=peer, token_count=token_count, blocks=blocks_of(blocks),
         deadline_ms=deadline_ms, accept_dropped=accept_dropped, exact_conversion=exact_conversion,
-        part=part_of(part),
+        part=part_of(part), refinable=refinable,
+    )  # fmt: skip
+
+
+def refine(
+    transfer_id: str, refine_id: str, peer: str, tokens: Sequence[tuple[int, int]], layers: Sequence[int],
+    scores: Sequence[float] | None, tier: str, budget: float | None, direct: bool, deadline_ms: int,
+) -> worker_service_pb2.RefineRequest:  # fmt: skip
+    selection = worker_service_pb2.RefineSelection(
+        tokens=[schema_pb2.TokenRun(first=first, count=count) for first, count in tokens],
+        layers=layers, scores=scores,
+    )  # fmt: skip
+    return worker_service_pb2.RefineRequest(
+        transfer_id=transfer_id, refine_id=refine_id, peer=peer, selection=selection,
+        tier=policy_pb2.Tier.Value(f"TIER_{tier}"), budget=budget, deadline_ms=deadline_ms,
+        mode=worker_service_pb2.REFINE_MODE_DIRECT if direct else worker_service_pb2.REFINE_MODE_STAGED,
     )  # fmt: skip
 
 

@@ -1,0 +1,198 @@
+"""Refinement through two real daemons: what arrived coarse becomes the source, word for word."""
+
+import numpy as np
+import pytest
+from ends import COMMITTED, Ends, ended, until
+from moves import landed, random_words
+from real_daemon import RealDaemon, refused
+
+import spectrumkv as skv
+from spectrumkv.v1 import report_pb2
+
+FAILED = report_pb2.TRANSFER_STATE_FAILED
+TOKENS = 90
+COARSE = dict(allocator="UNIFORM", uniform_tier="Q4", budget=0.6, retain_seconds=60)
+GROUP = dict(layers=[0, 1, 3], heads=2, head_dim=64, block_tokens=8, num_blocks=40)
+
+
+def words(ends):
+    """What the destination has of the request, [layers, planes, tokens, heads, dim]."""
+    pages = landed(ends.there, 0)[:, :, list(ends.there.blocks[0])]
+    return pages.reshape(*pages.shape[:2], -1, *pages.shape[4:])[:, :, :TOKENS]
+
+
+@pytest.fixture
+def ends(source, target, prefill, decode, transfer_id):
+    made = Ends(source, target, prefill, decode, transfer_id, skv.Group(**GROUP), TOKENS)
+    with made.here.pool, made.there.pool:
+        yield made
+
+
+def commit(ends, pull=False, **policy):
+    if pull:
+        ends.publish(policy=skv.policy(**{**COARSE, **policy}))
+        ends.fetch(refinable=True)
+    else:
+        ends.expect(refinable=True)
+        ends.send(policy=skv.policy(**{**COARSE, **policy}))
+    ends.both_end(COMMITTED)
+    assert not (words(ends) == ends.kv).all()
+
+
+@pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
+@pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
+def test_exact_after_refinement(pull, direct, ends):
+    """The address of a pushed source is what the daemon saw of it; nobody names it."""
+    commit(ends, pull)
+    coarse = words(ends).copy()
+    refine_id = ends.name + ".r"
+    answer = ends.target.refine(ends.name, refine_id, direct=direct)
+    assert answer.cells_left == 0 and answer.kv_bytes <= ends.kv.nbytes
+    report = ends.target.wait(refine_id, timeout_s=30)
+    assert report.refines == ends.name and report.saved_bytes == 0
+    if not direct:
+        assert (words(ends) == coarse).all(), "nothing lands before it is applied"
+        assert ends.target.get_transfer(refine_id).staged_bytes == answer.kv_bytes
+        half = ends.target.apply_refinement(refine_id, max_bytes=answer.kv_bytes // 2)
+        assert not half.complete and 0 < half.applied_bytes <= answer.kv_bytes // 2
+        rest = ends.target.apply_refinement(refine_id)
+        assert rest.complete and half.applied_bytes + rest.applied_bytes == answer.kv_bytes
+    assert (words(ends) == ends.kv).all()
+    assert ends.target.refine(ends.name, ends.name + ".again").cells == 0
+    for client in (ends.source, ends.target):
+        until(lambda client=client: client.get_transfer(ends.name).refined_wire_bytes == report.wire_bytes)
+        base = client.get_transfer(ends.name)
+        assert base.state == COMMITTED and base.retained_seconds > 0
+        assert base.saved_bytes == max(0, base.kv_bytes - base.wire_bytes - report.wire_bytes)
+        client.release(ends.name)
+
+
+def test_selected_tokens_alone_and_their_exact_words(ends):
+    commit(ends)
+    coarse = words(ends).copy()
+    ends.target.refine(ends.name, ends.name + ".r", tokens=[(3, 5), (80, 2)], layers=[1])
+    ends.target.wait(ends.name + ".r", timeout_s=30)
+    ends.target.apply_refinement(ends.name + ".r")
+    want = coarse.copy()
+    for first, count in ((3, 5), (80, 2)):
+        want[1, :, first : first + count] = ends.kv[1, :, first : first + count]
+    assert (words(ends) == want).all()
+    ends.source.release(ends.name)
+
+
+def test_what_was_not_to_be_retained(ends):
+    ends.expect(refinable=True)
+    ends.send(policy=skv.policy(**{**COARSE, "retain_seconds": 0}))
+    ends.both_end(COMMITTED)
+    with refused("FAILED_PRECONDITION", "NOT_RETAINED"):
+        ends.target.refine(ends.name, ends.name + ".r")
+
+
+def test_decoding_goes_on_in_the_last_page(ends):
+    """What the worker has written behind the request's tokens stays as it is."""
+    commit(ends)
+    page, row = ends.there.blocks[0][TOKENS // 8], TOKENS % 8
+    mine = np.full_like(landed(ends.there, 0)[:, :, page, row:], 0x1234)
+    ends.there.pool.kv(0).view("<u2")[:, :, page, row:] = mine
+    for direct in (False, True):
+        name = f"{ends.name}.{direct}"
+        ends.target.refine(ends.name, name, tier="RAW" if direct else "Q8", direct=direct)
+        ends.target.wait(name, timeout_s=30)
+        if not direct:
+            ends.target.apply_refinement(name)
+    assert (landed(ends.there, 0)[:, :, page, row:] == mine).all()
+    assert (words(ends) == ends.kv).all()
+
+
+def test_a_source_that_was_released(ends):
+    commit(ends)
+    ends.source.release(ends.name)
+    coarse = words(ends).copy()
+    ends.target.refine(ends.name, ends.name + ".r")
+    report = ended(ends.target, ends.name + ".r")
+    assert (report.state, report.reason) == (FAILED, "NOT_RETAINED"), report
+    assert ends.target.get_transfer(ends.name).state == COMMITTED
+    with refused("FAILED_PRECONDITION", "REFINEMENT_DROPPED"):
+        ends.target.apply_refinement(ends.name + ".r")
+    assert (words(ends) == coarse).all()
+
+
+def test_unregistering_a_pool_does_not_wait_for_what_is_retained(ends, transfer_id):
+    commit(ends)
+    ends.here.pool.close()
+    ends.target.refine(ends.name, ends.name + ".r")
+    assert ended(ends.target, ends.name + ".r").state == FAILED
+    assert ends.target.get_transfer(ends.name).state == COMMITTED
+
+
+def test_requests_that_cannot_be(ends, decode):
+    commit(ends)
+    name = ends.name
+    for field, options in {
+        "selection.tokens": dict(tokens=[(TOKENS, 1)]), "selection.layers": dict(layers=[2]),
+        "selection.scores": dict(scores=[1.0]), "budget": dict(budget=0.0), "tier": dict(tier="DROP"),
+    }.items():  # fmt: skip
+        reason = {"budget": "INVALID_BUDGET", "tier": "INVALID_TIERS"}.get(field, "INVALID_SELECTION")
+        with refused("INVALID_ARGUMENT", reason, field=field):
+            ends.target.refine(name, name + ".x", **options)
+    with refused("NOT_FOUND", "UNKNOWN_TRANSFER"):
+        ends.target.refine("no-such-transfer", name + ".x")
+    with refused("INVALID_ARGUMENT", "INVALID_TRANSFER_ID"):
+        ends.target.refine(name, name)
+    with refused("FAILED_PRECONDITION", "NOT_A_REFINEMENT"):
+        ends.target.apply_refinement(name)
+    with refused("INVALID_ARGUMENT", "OUT_OF_RANGE"):
+        ends.publish(policy=skv.policy(retain_seconds=1e9))
+    with refused("UNIMPLEMENTED", "RETENTION_OF_PARTS"):
+        ends.publish(policy=skv.policy(retain_seconds=1), part=(0, 2))
+    with refused("UNIMPLEMENTED", "RETENTION_OF_PARTS"):
+        ends.expect(refinable=True, part=(0, 2))
+
+
+def test_a_prefill_daemon_that_is_killed_and_restarted():
+    prefill, decode = RealDaemon(), RealDaemon()
+    try:
+        with prefill.client() as source, decode.client() as target:
+            ends = Ends(source, target, prefill, decode, "killed", skv.Group(**GROUP), TOKENS)
+            commit(ends)
+            coarse = words(ends).copy()
+            prefill.restart()
+            target.refine("killed", "killed.r")
+            report = ended(target, "killed.r")
+            assert (report.state, report.reason) == (FAILED, "PEER_RESTARTED"), report
+            prefill.kill()
+            target.refine("killed", "killed.r2")
+            report = ended(target, "killed.r2")
+            assert report.state == FAILED and report.reason in ("PEER_GONE", "PEER_UNREACHABLE"), report
+            assert target.get_transfer("killed").state == COMMITTED
+            assert (words(ends) == coarse).all()
+            ends.there.pool.close()
+    finally:
+        for daemon in (prefill, decode):
+            daemon.stop()
+            daemon.remove()
+
+
+def test_other_data_types(source, target, prefill, decode, transfer_id):
+    """A bfloat16 source in a float32 destination: exact, and twice the staging."""
+    rng = np.random.default_rng(3)
+    group = skv.Group(**{**GROUP, "dtype": "bfloat16"})
+    wide = skv.Group(**{**GROUP, "dtype": "float32"})
+    kv = random_words(rng, (3, 2, TOKENS, 2, 64), "bfloat16")
+    with (
+        source.shared_memory_pool([group], model="m") as here,
+        target.shared_memory_pool([wide], model="m") as there,
+    ):
+        blocks = list(range(12))
+        padded = np.zeros((3, 2, 96, 2, 64), "<u2")
+        padded[:, :, :TOKENS] = kv
+        here.kv(0).view("<u2")[:, :, blocks] = padded.reshape(3, 2, 12, 8, 2, 64)
+        target.expect(transfer_id, pool=there, token_count=TOKENS, blocks=blocks, refinable=True)
+        source.send(transfer_id, peer=decode.peer, pool=here, token_count=TOKENS, blocks=blocks, policy=skv.policy(**COARSE))
+        target.wait(transfer_id, timeout_s=30)
+        target.refine(transfer_id, transfer_id + ".r")
+        target.wait(transfer_id + ".r", timeout_s=30)
+        target.apply_refinement(transfer_id + ".r")
+        got = there.kv(0)[:, :, blocks].reshape(3, 2, 96, 2, 64)[:, :, :TOKENS].view("<u4")
+        assert (got == kv.astype("<u4") << 16).all()
+
