@@ -209,6 +209,17 @@ absl::StatusOr<v1::TransferReport> Client::Wait(const v1::TransferKey& key, int6
   }
 }
 
+absl::StatusOr<v1::RefineResponse> Client::Refine(const v1::RefineRequest& request) {
+  return Call(stub_.get(), &Stub::Refine, request, options_.call_timeout_ms);
+}
+
+absl::StatusOr<v1::ApplyRefinementResponse> Client::ApplyRefinement(const std::string& refine_id, uint64_t max_bytes) {
+  v1::ApplyRefinementRequest request;
+  request.set_refine_id(refine_id);
+  request.set_max_bytes(max_bytes);
+  return Call(stub_.get(), &Stub::ApplyRefinement, request, options_.call_timeout_ms);
+}
+
 absl::StatusOr<v1::TransferReport> Client::Get(const v1::TransferKey& key) {
   v1::GetTransferRequest request;
   *request.mutable_transfer() = key;

@@ -66,6 +66,11 @@ class Client {
   absl::StatusOr<v1::TransferReport> Wait(const v1::TransferKey& key, int64_t timeout_ms,
                                           const EventCallback& on_event = nullptr);
 
+  // Better precision for what has arrived (docs/refinement.md): a transfer `refine_id` of its own, and what it has received
+  // into the blocks, when nobody reads them. No cells, no transfer.
+  absl::StatusOr<v1::RefineResponse> Refine(const v1::RefineRequest& request);
+  absl::StatusOr<v1::ApplyRefinementResponse> ApplyRefinement(const std::string& refine_id, uint64_t max_bytes = 0);
+
   absl::StatusOr<v1::TransferReport> Get(const v1::TransferKey& key);
   // Returns when no byte can land any more. The report says COMMITTED where the cancel came too late.
   absl::StatusOr<v1::TransferReport> Cancel(const v1::TransferKey& key);

@@ -38,6 +38,7 @@ std::vector<Command> PoolCommands();
 std::vector<Command> BlockCommands();
 std::vector<Command> TransferCommands();
 std::vector<Command> SendCommands();
+std::vector<Command> RefineCommands();
 std::vector<Command> CodecCommands();
 std::vector<Command> SegmentCommands();
 std::vector<Command> DoctorCommands();

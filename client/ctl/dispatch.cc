@@ -30,7 +30,7 @@ const std::vector<Flag>& CommonFlags() {
 const std::vector<Command>& Commands() {
   static const std::vector<Command> commands = [] {
     std::vector<Command> all;
-    for (const auto& group : {AdminCommands(), PoolCommands(), BlockCommands(), TransferCommands(), SendCommands(),
+    for (const auto& group : {AdminCommands(), PoolCommands(), BlockCommands(), TransferCommands(), RefineCommands(), SendCommands(),
                               CodecCommands(), SegmentCommands(), DoctorCommands(), TopCommands(), ProfileCommands()}) {
       all.insert(all.end(), group.begin(), group.end());
     }

@@ -14,14 +14,6 @@ std::string Upper(std::string text) {
   return text;
 }
 
-v1::Tier ReadTier(const std::string& text, Args* args) {
-  v1::Tier tier = v1::TIER_UNSPECIFIED;
-  if (!v1::Tier_Parse("TIER_" + Upper(text), &tier) || tier == v1::TIER_UNSPECIFIED) {
-    args->Refuse("\"" + text + "\" is no tier; there are RAW, Q8, Q4, Q3, Q2, P8, P4 and DROP");
-  }
-  return tier;
-}
-
 void ReadScores(const std::string& path, Args* args, v1::Importance* importance) {
   const absl::StatusOr<std::string> file = ReadFile(path);
   const absl::StatusOr<Array> array = file.ok() ? ParseNpy(*file) : file.status();
@@ -68,6 +60,14 @@ void ReadBudget(Args* args, v1::Policy* policy) {
 
 }  // namespace
 
+v1::Tier ReadTier(const std::string& text, Args* args) {
+  v1::Tier tier = v1::TIER_UNSPECIFIED;
+  if (!v1::Tier_Parse("TIER_" + Upper(text), &tier) || tier == v1::TIER_UNSPECIFIED) {
+    args->Refuse("\"" + text + "\" is no tier; there are RAW, Q8, Q4, Q3, Q2, P8, P4 and DROP");
+  }
+  return tier;
+}
+
 std::vector<Flag> PolicyFlags() {
   return {{"budget", "SHARE",
            "of the raw KV bytes that may cross the wire, as 0.3; or auto, with --target-seconds; default the daemon's"},
@@ -84,7 +84,8 @@ std::vector<Flag> PolicyFlags() {
           {"decay", "LAMBDA", "importance decays by exp(-LAMBDA * distance from the end)"},
           {"sinks", "N", "tokens at the front that are never lossy; default 4, or 1 (OPTIMAL with scores)"},
           {"strict-budget", "", "fail rather than overrun the budget layer by layer"},
-          {"payload-only", "", "the budget counts codes only"}};
+          {"payload-only", "", "the budget counts codes only"},
+          {"retain", "SECONDS", "keep the source for so long after the commit, so that it can be refined"}};
 }
 
 v1::Policy ReadPolicy(Args* args) {
@@ -104,6 +105,7 @@ v1::Policy ReadPolicy(Args* args) {
   ReadImportance(args, &policy);
   policy.set_strict_budget(args->Switch("strict-budget"));
   policy.set_payload_only(args->Switch("payload-only"));
+  policy.set_retain_seconds(args->Real("retain", 0));
   return policy;
 }
 

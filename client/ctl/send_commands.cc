@@ -37,7 +37,9 @@ std::vector<Flag> TransferFlags() {
 const Flag kPeer = {"peer", "HOST:PORT", "the other daemon"};
 
 std::vector<Flag> DestinationFlags() {
-  return {{"accept-dropped", "", "the source may drop tokens"}, {"exact", "", "refuse a source that needs rounding"}};
+  return {{"accept-dropped", "", "the source may drop tokens"},
+          {"exact", "", "refuse a source that needs rounding"},
+          {"refinable", "", "transfers refine will ask for better precision of what arrives"}};
 }
 
 // What all these requests have.
@@ -115,6 +117,7 @@ template <typename Request>
 void ReadDestination(const Args& args, Request* request) {
   request->set_accept_dropped(args.Switch("accept-dropped"));
   request->set_exact_conversion(args.Switch("exact"));
+  request->set_refinable(args.Switch("refinable"));
 }
 
 absl::StatusOr<int> Expect(const Context& context, Args args) {

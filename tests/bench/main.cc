@@ -12,6 +12,7 @@
 #if defined(SPECTRUMKV_BENCH_E2E)
 #include "tests/bench/e2e_bench.h"
 #include "tests/bench/latency_bench.h"
+#include "tests/bench/refine_bench.h"
 #include "tests/bench/scale_bench.h"
 #endif
 
@@ -34,6 +35,7 @@ constexpr Subcommand kSubcommands[] = {
 #if defined(SPECTRUMKV_BENCH_E2E)
     {"e2e", "two daemons, other transfer systems, a socket and memcpy move the same pages", spectrumkv::RunE2eBench},
     {"latency", "small transfers, the first layer, idle CPU", spectrumkv::RunLatencyBench},
+    {"refine", "a coarse base and then the exact rest, beside RAW alone; what it costs other transfers", spectrumkv::RunRefineBench},
     {"scale", "cost as tokens, layers, heads, blocks, streams and transfers grow; memory; fairness", spectrumkv::RunScaleBench},
 #endif
 };

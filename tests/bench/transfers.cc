@@ -142,6 +142,7 @@ absl::StatusOr<MoveTimes> Move(const Cluster& cluster, const Request& request, c
   *expect.mutable_pool() = request.target->ref();
   expect.set_token_count(request.tokens);
   AddBlocks(request.target_blocks, expect.add_blocks());
+  expect.set_refinable(variant.policy.retain_seconds() > 0);
   const v1::SendRequest send = SendRequestOf(cluster, request, variant, id);
   MoveTimes times;
   v1::ExpectResponse expected;
@@ -158,7 +159,49 @@ absl::StatusOr<MoveTimes> Move(const Cluster& cluster, const Request& request, c
   if (!status.ok()) return Failed("Send", status);
   if (absl::Status ended = watcher.Wait(begin, &times); !ended.ok()) return ended;
   times.total_s = begin - expect_begin + times.committed_s;
+  times.id = id;
   return times;
+}
+
+absl::StatusOr<RefineTimes> Refine(const Cluster& cluster, const std::string& id, v1::RefineMode mode) {
+  v1::RefineRequest refine;
+  refine.set_transfer_id(id);
+  refine.set_refine_id(id + ".exact");
+  refine.set_mode(mode);
+  refine.set_deadline_ms(600000);
+  v1::RefineResponse started;
+  grpc::ClientContext refine_context;
+  const double begin = Now();
+  grpc::Status status = cluster.decode->worker()->Refine(&refine_context, refine, &started);
+  if (!status.ok()) return Failed("Refine", status);
+  if (started.cells() == 0 || started.cells_left() > 0) {
+    return absl::FailedPreconditionError(absl::StrCat(started.cells(), " cells travel, ", started.cells_left(), " are left"));
+  }
+  MoveTimes times;
+  Watcher watcher(cluster.decode->worker(), refine.refine_id());
+  if (absl::Status ended = watcher.Wait(begin, &times); !ended.ok()) return ended;
+  if (mode != v1::REFINE_MODE_DIRECT) {
+    v1::ApplyRefinementRequest apply;
+    apply.set_refine_id(refine.refine_id());
+    v1::ApplyRefinementResponse applied;
+    grpc::ClientContext apply_context;
+    status = cluster.decode->worker()->ApplyRefinement(&apply_context, apply, &applied);
+    if (!status.ok()) return Failed("ApplyRefinement", status);
+    if (!applied.complete()) return absl::DataLossError("not all was applied");
+  }
+  return RefineTimes{Now() - begin, std::move(times.report)};
+}
+
+absl::Status ReleaseBoth(const Cluster& cluster, const std::string& id) {
+  for (Daemon* daemon : {cluster.decode.get(), cluster.prefill.get()}) {
+    v1::ReleaseTransferRequest release;
+    release.mutable_transfer()->set_transfer_id(id);
+    v1::ReleaseTransferResponse released;
+    grpc::ClientContext context;
+    const grpc::Status status = daemon->worker()->ReleaseTransfer(&context, release, &released);
+    if (!status.ok()) return Failed("ReleaseTransfer", status);
+  }
+  return absl::OkStatus();
 }
 
 double RelativeError(const Request& request) {

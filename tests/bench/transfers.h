@@ -30,6 +30,7 @@ struct MoveTimes {
   double committed_s = 0;    // from Send to COMMITTED at the decode worker
   double total_s = 0;        // the same from Expect on
   v1::TransferReport report;  // of the receiver
+  std::string id;
 };
 
 // One request: the same tokens of source blocks and target blocks.
@@ -51,8 +52,17 @@ struct Scene {
   Request request;
 };
 
-// Expect, then Send; returns at COMMITTED, which is an error's text otherwise. Thread-safe.
+// Expect, then Send; refinable where the policy retains. Returns at COMMITTED, which is an error's text otherwise. Thread-safe.
 absl::StatusOr<MoveTimes> Move(const Cluster& cluster, const Request& request, const Variant& variant);
+
+// Of a transfer that is retained: from Refine (everything, RAW) until all is in place.
+struct RefineTimes {
+  double seconds = 0;
+  v1::TransferReport report;
+};
+absl::StatusOr<RefineTimes> Refine(const Cluster& cluster, const std::string& id, v1::RefineMode mode);
+// Both halves let go of it.
+absl::Status ReleaseBoth(const Cluster& cluster, const std::string& id);
 
 // Relative error of what lies in the target, as the root of summed squares over all blocks; 0: bit for bit.
 double RelativeError(const Request& request);

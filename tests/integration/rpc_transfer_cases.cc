@@ -213,5 +213,39 @@ TEST_F(RpcCases, PeerThatIsNotThere) {
   EXPECT_NE(report.reason(), "");
 }
 
+TEST_F(RpcCases, RefineAndApplyMakeWhatArrivedExact) {
+  const v1::PoolRef source = Register(prefill_worker(), "refine-source");
+  const v1::PoolRef target = Register(decode_worker(), "refine-target");
+  const std::string filled = Fill(prefill_worker(), source, 29);
+  const std::string id = NewTransferId("refined");
+  v1::ExpectRequest expect = ExpectOf(target, id);
+  expect.set_refinable(true);
+  v1::SendRequest send = SendOf(source, id, decode().address("peer"));
+  send.mutable_policy()->set_retain_seconds(30);
+  send.mutable_policy()->set_allocator(v1::ALLOCATOR_UNIFORM);
+  send.mutable_policy()->set_uniform_tier(v1::TIER_Q4);
+  v1::ExpectResponse expected;
+  EXPECT_RPC_OK(decode_worker().Expect(Context().get(), expect, &expected));
+  v1::SendResponse sent;
+  EXPECT_RPC_OK(prefill_worker().Send(Context().get(), send, &sent));
+  ASSERT_EQ(WaitEnd(decode_worker(), id).state(), v1::TRANSFER_STATE_COMMITTED);
+  EXPECT_NE(FirstBlock(decode_worker(), target), filled);
+  v1::RefineRequest refine;
+  refine.set_transfer_id(id);
+  refine.set_refine_id(id + ".r");
+  v1::RefineResponse started;
+  EXPECT_RPC_OK(decode_worker().Refine(Context().get(), refine, &started));
+  EXPECT_EQ(started.epoch(), decode().epoch());
+  EXPECT_GT(started.cells(), 0u);
+  ASSERT_EQ(WaitEnd(decode_worker(), id + ".r").state(), v1::TRANSFER_STATE_COMMITTED);
+  v1::ApplyRefinementRequest apply;
+  apply.set_refine_id(id + ".r");
+  v1::ApplyRefinementResponse applied;
+  EXPECT_RPC_OK(decode_worker().ApplyRefinement(Context().get(), apply, &applied));
+  EXPECT_TRUE(applied.complete());
+  EXPECT_EQ(applied.applied_bytes(), started.kv_bytes());
+  EXPECT_EQ(FirstBlock(decode_worker(), target), filled);
+}
+
 }  // namespace
 }  // namespace spectrumkv

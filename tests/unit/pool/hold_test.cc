@@ -200,6 +200,52 @@ TEST_F(HoldTest, GenerationsAreThoseOfTheTokensBlocks) {
   EXPECT_TRUE(out.empty());
 }
 
+TEST_F(HoldTest, ATicketGivesBackWhatNobodyHasHadSince) {
+  const std::string pool = Register(MakeSchema("lpbthd"));
+  std::shared_ptr<BlockTicket> ticket = Target(pool, Blocks({{6, 1}, {2, 2}}), 12)->Ticket();
+  ASSERT_NE(ticket, nullptr);
+  EXPECT_EQ(Source(pool, Blocks({{6, 1}}), 4)->Ticket(), nullptr) << "a source has none";
+  for (int again = 0; again < 3; ++again) {
+    const auto hold = ticket->Reserve();
+    ASSERT_TRUE(hold.ok()) << hold.status();
+    for (uint32_t t = 0; t < 12; ++t) EXPECT_TRUE((*hold)->Fresh(0, t));
+    EXPECT_EQ((*hold)->Ticket(), nullptr);
+    EXPECT_EQ(ReasonOfTarget(pool, Blocks({{2, 1}}), 1), "BLOCKS_IN_USE");
+    EXPECT_EQ(ReasonOf(ticket->Reserve().status()), "BLOCKS_IN_USE") << "the holder has them";
+  }
+  { Source(pool, Blocks({{6, 1}}), 4); }  // readers change nothing, and are in the way while they read
+  {
+    const auto reader = Source(pool, Blocks({{6, 1}}), 4);
+    EXPECT_EQ(ReasonOf(ticket->Reserve().status()), "BLOCKS_IN_USE");
+  }
+  { Target(pool, Blocks({{2, 1}}), 1); }
+  {
+    const auto hold = ticket->Reserve();
+    ASSERT_TRUE(hold.ok()) << hold.status();
+    for (uint32_t t = 0; t < 12; ++t) EXPECT_EQ((*hold)->Fresh(0, t), t / 4 != 1) << t;
+    EXPECT_EQ(ReasonOfTarget(pool, Blocks({{2, 1}}), 1), "") << "what is not the request's is free";
+    EXPECT_EQ(ReasonOfTarget(pool, Blocks({{3, 1}}), 1), "BLOCKS_IN_USE");
+  }
+  EXPECT_EQ(ReasonOfTarget(pool, Blocks({{6, 1}, {2, 2}}), 12), "");
+  EXPECT_EQ(ReasonOf(ticket->Reserve().status()), "BLOCKS_REUSED");
+}
+
+TEST_F(HoldTest, ATicketSeesGenerations) {
+  PoolSchema schema = MakeSchema("lpbthd");
+  const uint64_t at = schema.segments[0].size_bytes;
+  schema.segments[0].size_bytes += 8 * 8;
+  schema.generations = PoolSchema::Generations{0, at};
+  const std::string pool = RegisterShm(schema);
+  auto* table = reinterpret_cast<uint64_t*>(mapping_->data() + at);
+  const std::shared_ptr<BlockTicket> ticket = Target(pool, Blocks({{5, 1}, {0, 2}}), 12)->Ticket();
+  table[7] += 2;  // of somebody else
+  EXPECT_TRUE((*ticket->Reserve())->Fresh(0, 11));
+  table[1] += 2;  // the last page: a token was decoded into it, or it is another request's
+  const auto hold = ticket->Reserve();
+  ASSERT_TRUE(hold.ok()) << hold.status();
+  for (uint32_t t = 0; t < 12; ++t) EXPECT_EQ((*hold)->Fresh(0, t), t < 8) << t;
+}
+
 TEST_F(HoldTest, BlockListsAtTheirEdges) {
   const std::string pool = Register(MakeSchema("lpbthd"));  // 8 blocks of 4 tokens
   struct Case {

@@ -1,6 +1,7 @@
 #include "server/service/convert.h"
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <string>
 
@@ -287,6 +288,70 @@ TEST(PolicyFromProto, RefusesUnknownValues) {
   proto.Clear();
   proto.mutable_importance()->set_source(static_cast<v1::ImportanceSource>(50));
   EXPECT_ERROR(PolicyFromProto(proto, Policy()).status(), kInvalidArgument, "INVALID_POLICY");
+}
+
+TEST(RefineFromProto, TakesEveryField) {
+  v1::RefineRequest proto;
+  proto.set_transfer_id("t");
+  proto.set_refine_id("r");
+  auto plain = RefineFromProto(proto, RequestDefaults());
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(plain->tier, Tier::kRaw);
+  EXPECT_FALSE(plain->direct || plain->budget.has_value());
+  EXPECT_EQ(plain->deadline_ms, RequestDefaults().deadline_ms);
+  proto.mutable_selection()->add_tokens()->set_first(3);
+  proto.mutable_selection()->mutable_tokens(0)->set_count(2);
+  proto.mutable_selection()->add_layers(7);
+  proto.mutable_selection()->add_scores(0.5f);
+  proto.set_tier(v1::TIER_Q8);
+  proto.set_budget(0.25);
+  proto.set_mode(v1::REFINE_MODE_DIRECT);
+  proto.set_deadline_ms(1234);
+  const auto spec = RefineFromProto(proto, RequestDefaults());
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->transfer_id, "t");
+  EXPECT_EQ(spec->refine_id, "r");
+  EXPECT_EQ(spec->selection.tokens, (std::vector<TokenRange>{{3, 2}}));
+  EXPECT_EQ(spec->selection.layers, std::vector<uint32_t>{7});
+  EXPECT_EQ(spec->selection.scores, std::vector<float>{0.5f});
+  EXPECT_EQ(spec->tier, Tier::kQ8);
+  EXPECT_EQ(*spec->budget, 0.25);
+  EXPECT_TRUE(spec->direct);
+  EXPECT_EQ(spec->deadline_ms, 1234);
+  EXPECT_NE(spec->fingerprint, plain->fingerprint);
+}
+
+TEST(RefineFromProto, RefusesByReason) {
+  const auto with = [](const std::function<void(v1::RefineRequest*)>& change) {
+    v1::RefineRequest proto;
+    proto.set_transfer_id("t");
+    proto.set_refine_id("r");
+    change(&proto);
+    return RefineFromProto(proto, RequestDefaults()).status();
+  };
+  EXPECT_ERROR(with([](auto* r) { r->set_refine_id("t"); }), kInvalidArgument, "INVALID_TRANSFER_ID");
+  EXPECT_ERROR(with([](auto* r) { r->set_refine_id("no space"); }), kInvalidArgument, "INVALID_TRANSFER_ID");
+  EXPECT_ERROR(with([](auto* r) { r->set_transfer_id(""); }), kInvalidArgument, "INVALID_TRANSFER_ID");
+  EXPECT_ERROR(with([](auto* r) { r->set_tier(v1::TIER_DROP); }), kInvalidArgument, "INVALID_TIERS");
+  EXPECT_ERROR(with([](auto* r) { r->set_tier(static_cast<v1::Tier>(9)); }), kInvalidArgument, "UNKNOWN_TIER");
+  EXPECT_ERROR(with([](auto* r) { r->set_budget(0); }), kInvalidArgument, "INVALID_BUDGET");
+  EXPECT_ERROR(with([](auto* r) { r->set_budget(std::nan("")); }), kInvalidArgument, "INVALID_BUDGET");
+  EXPECT_ERROR(with([](auto* r) { r->set_mode(static_cast<v1::RefineMode>(3)); }), kInvalidArgument, "INVALID_MODE");
+  EXPECT_ERROR(with([](auto* r) { r->set_deadline_ms(UINT64_MAX); }), kInvalidArgument, "OUT_OF_RANGE");
+}
+
+TEST(Retention, SecondsUpToTheDaemonsLimitOfOnePart) {
+  v1::Policy proto;
+  EXPECT_EQ(*RetainMsOf(proto, {}, RequestDefaults()), 0);
+  proto.set_retain_seconds(0.0001);
+  EXPECT_EQ(*RetainMsOf(proto, {}, RequestDefaults()), 1) << "not none";
+  proto.set_retain_seconds(600);
+  EXPECT_EQ(*RetainMsOf(proto, {}, RequestDefaults()), 600000);
+  EXPECT_ERROR(RetainMsOf(proto, {0, 2}, RequestDefaults()).status(), kUnimplemented, "RETENTION_OF_PARTS");
+  for (const double seconds : {-1.0, 600.1, std::nan(""), std::numeric_limits<double>::infinity()}) {
+    proto.set_retain_seconds(seconds);
+    EXPECT_ERROR(RetainMsOf(proto, {}, RequestDefaults()).status(), kInvalidArgument, "OUT_OF_RANGE");
+  }
 }
 
 TEST(DefaultsOf, ComeFromTheConfiguration) {

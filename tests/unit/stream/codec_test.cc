@@ -153,6 +153,69 @@ TEST(FrameCodec, HelloBounds) {
   EXPECT_EQ(field([](HelloFrame* h) { h->shape.model.assign(257, 'm'); }), "shape.model");
 }
 
+TEST(FrameCodec, RefinementsKeepEveryField) {
+  HelloFrame want = GoodHello();
+  want.refine = RefineFrame{"t-0", 7, {{{0, 4}, {9, 1}}, {{700, 68}}}, {{2, false, 0}, {2, true, 1}, {29, false, 1}}};
+  const auto got = std::get<HelloFrame>(RoundTrip(want));
+  ASSERT_TRUE(got.refine.has_value());
+  EXPECT_EQ(got.refine->transfer_id, "t-0");
+  EXPECT_EQ(got.refine->tier, 7);
+  ASSERT_EQ(got.refine->token_sets.size(), 2u);
+  EXPECT_EQ(got.refine->token_sets[0].at(1).first, 9u);
+  ASSERT_EQ(got.refine->strips.size(), 3u);
+  EXPECT_EQ(got.refine->strips[2].layer, 29u);
+  EXPECT_TRUE(got.refine->strips[1].values);
+  EXPECT_EQ(got.refine->strips[1].token_set, 1u);
+  EXPECT_FALSE(std::get<HelloFrame>(RoundTrip(GoodHello())).refine.has_value());
+  ManifestFrame manifest{100, {{0, 100}}, SmallShape(), 60, 2};
+  EXPECT_FALSE(std::get<ManifestFrame>(RoundTrip(manifest)).retention.has_value());
+  manifest.retention = RetentionFrame{30000, 7420};
+  const auto kept = std::get<ManifestFrame>(RoundTrip(manifest));
+  ASSERT_TRUE(kept.retention.has_value());
+  EXPECT_EQ(kept.retention->retain_ms, 30000u);
+  EXPECT_EQ(kept.retention->peer_port, 7420u);
+  AcceptFrame accept{9, {}, 4, 2};
+  accept.refinable = true;
+  EXPECT_TRUE(std::get<AcceptFrame>(RoundTrip(accept)).refinable);
+}
+
+TEST(FrameCodec, RefinementBounds) {
+  const auto field = [](const std::function<void(RefineFrame*)>& change) {
+    HelloFrame hello = GoodHello();
+    hello.refine = RefineFrame{"t-0", 1, {{{0, 4}}}, {{2, false, 0}}};
+    change(&*hello.refine);
+    return FieldOf(FrameFromProto(FrameToProto(hello)));
+  };
+  EXPECT_EQ(field([](RefineFrame*) {}), "accepted");
+  EXPECT_EQ(field([](RefineFrame* r) { r->transfer_id = "no space"; }), "hello.refine.transfer_id");
+  EXPECT_EQ(field([](RefineFrame* r) { r->tier = 0; }), "hello.refine.tier");
+  EXPECT_EQ(field([](RefineFrame* r) { r->tier = 8; }), "hello.refine.tier");  // DROP
+  EXPECT_EQ(field([](RefineFrame* r) { r->strips.clear(); }), "hello.refine.strips");
+  EXPECT_EQ(field([](RefineFrame* r) { r->strips.resize(2048, r->strips[0]); }), "accepted");
+  EXPECT_EQ(field([](RefineFrame* r) { r->strips.resize(2049, r->strips[0]); }), "hello.refine.strips");
+  EXPECT_EQ(field([](RefineFrame* r) { r->strips[0].token_set = 1; }), "hello.refine.strips.token_set");
+  EXPECT_EQ(field([](RefineFrame* r) { r->strips[0].layer = 65'536; }), "hello.refine.strips.layer");
+  EXPECT_EQ(field([](RefineFrame* r) { r->token_sets[0].clear(); }), "hello.refine.token_sets");
+  EXPECT_EQ(field([](RefineFrame* r) { r->token_sets[0] = {{5, 1}, {4, 1}}; }), "hello.refine.token_sets");
+  EXPECT_EQ(field([](RefineFrame* r) { r->token_sets[0] = {{767, 2}}; }), "hello.refine.token_sets");
+  EXPECT_EQ(field([](RefineFrame* r) { r->token_sets.resize(2049, r->token_sets[0]); }), "hello.refine.token_sets");
+  const auto all_runs = [](size_t sets) {
+    return [sets](RefineFrame* r) {
+      r->token_sets.assign(sets, {});
+      for (auto& set : r->token_sets) {
+        for (uint32_t i = 0; i < 256; ++i) set.push_back({2 * i, 1});
+      }
+    };
+  };
+  EXPECT_EQ(field(all_runs(256)), "accepted");
+  EXPECT_EQ(field(all_runs(257)), "hello.refine.token_sets");
+  ManifestFrame manifest{100, {}, {}, 1, 1};
+  manifest.retention = RetentionFrame{86'400'001, 1};
+  EXPECT_EQ(FieldOf(FrameFromProto(FrameToProto(manifest))), "manifest.retention.retain_ms");
+  manifest.retention = RetentionFrame{1, 65'536};
+  EXPECT_EQ(FieldOf(FrameFromProto(FrameToProto(manifest))), "manifest.retention.peer_port");
+}
+
 TEST(FrameCodec, RunsMustAscendInsideTheTokens) {
   const auto field = [](uint32_t tokens, std::vector<FrameRun> runs) {
     return FieldOf(FrameFromProto(FrameToProto(ManifestFrame{tokens, std::move(runs), {}, 1, 1})));

@@ -168,7 +168,7 @@ TEST_F(RefineEngineTest, ValuesThatOnlyRawCanCarryTravelRaw) {
   ASSERT_TRUE(a_->pools().PutBlock(kMe, source_pool_, a_->epoch(), 0, 2, PlaneId::kV, 3, block).ok());
   Policy policy;
   policy.allocator = Allocator::kUniform;
-  policy.uniform_tier = Tier::kQ3;
+  policy.uniform_tier = Tier::kP4;  // carries 5000, Q8 does not
   policy.budget = 0.6;
   Commit(false, 60000, policy);
   ASSERT_TRUE(b_->manager().Refine(Ask("r", Tier::kQ8)).ok());
@@ -302,11 +302,12 @@ TEST_F(RefineEngineTest, WhatIsNotKeptIsRefusedByReason) {
 TEST_F(RefineEngineTest, TheSourceIsFreeWhenItsTimeIsOver) {
   Build();
   Prepare();
-  Commit(false, 300);
+  Commit(false, 2000);
   EXPECT_FALSE(a_->pools().ReserveTarget(kMe, source_pool_, a_->epoch(), {{0, {{7, 1}}}}, 16).ok()) << "still held";
   EXPECT_TRUE(Eventually(
       [&] { return a_->pools().ReserveTarget(kMe, source_pool_, a_->epoch(), {{0, {{7, 1}}}}, 16).ok(); }));
-  EXPECT_TRUE(Eventually([&] { return ReasonOfRefine(Ask()) == "NOT_RETAINED"; }));
+  EXPECT_TRUE(Eventually([&] { return Get(*b_, "t", Role::kReceiver).retained_seconds == 0; }));
+  EXPECT_EQ(ReasonOfRefine(Ask()), "NOT_RETAINED");
   EXPECT_EQ(Get(*b_, "t", Role::kReceiver).state, TransferState::kCommitted);
 }
 
@@ -429,7 +430,7 @@ TEST_F(RefineEngineTest, ADrainingDaemonKeepsNothing) {
   Commit();
   std::atomic<bool> drained{false};
   a_->manager().StartDraining([&] { drained = true; });
-  EXPECT_TRUE(drained.load());
+  EXPECT_TRUE(Eventually([&] { return drained.load(); }));
   EXPECT_TRUE(a_->pools().ReserveTarget(kMe, source_pool_, a_->epoch(), {{0, {{3, 1}}}}, 16).ok());
   ASSERT_TRUE(b_->manager().Refine(Ask()).ok());
   EXPECT_EQ(Await().state, TransferState::kFailed);
