@@ -60,6 +60,10 @@ bool TransferManagerImpl::Retain(RetainedSource source) {
   const Key key{Role::kSender, source.transfer_id};
   const std::shared_ptr<BlockHold> hold = source.hold;
   const uint64_t retain_ms = source.retain_ms;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    source.owner = entries_.at(key).owner;
+  }
   Kept kept;
   kept.kv_bytes = source.kv_bytes;
   kept.wire_bytes = source.wire_bytes;
@@ -184,13 +188,7 @@ void TransferManagerImpl::FillRefinement(const Key& key, const Entry& entry, Tra
   if (kept != kept_.end() && !kept->second.ended) {
     report->retained_seconds = static_cast<double>(kept->second.until_ns - parts_.clock->NowNs()) * 1e-9;
   }
-  if (entry.refinement == nullptr) return;
-  const Refinement::Counts now = entry.refinement->Now();
-  report->cells = now.cells;
-  report->cells_left = now.cells_left;
-  report->staged_bytes = now.staged_bytes;
-  report->applied_bytes = now.applied_bytes;
-  report->stale_cells = now.stale_cells;
+  if (entry.refinement != nullptr) entry.refinement->AddTo(report);
 }
 
 // --- Refinements give way.
@@ -317,9 +315,10 @@ absl::StatusOr<RefinementApplied> TransferManagerImpl::ApplyRefinement(const Cal
   }
   const auto applied = refinement->Apply(max_bytes);
   if (!applied.ok()) return applied.status();
-  const Refinement::Counts now = refinement->Now();
   parts_.metrics->AddAppliedBytes(applied->bytes);
-  return RefinementApplied{applied->bytes, now.staged_bytes, applied->stale_cells, now.complete};
+  TransferReport now;
+  refinement->AddTo(&now);
+  return RefinementApplied{applied->bytes, now.staged_bytes, applied->stale_cells, refinement->complete()};
 }
 
 // --- The sender answers.

@@ -432,6 +432,7 @@ void ReceiverTransfer::Conclude() {
   UpdateReport([&](TransferReport& r) {
     r.limited_by = share.limit;
     r.limited_seconds = share.seconds;
+    if (refinement_ != nullptr) refinement_->AddTo(&r);
   });
 }
 

@@ -323,10 +323,18 @@ void Refinement::GiveBackLocked() {
   room_->Give(memory_bytes_);
 }
 
-Refinement::Counts Refinement::Now() const {
+void Refinement::AddTo(TransferReport* report) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return {choice_.cells, choice_.cells_left, staged_bytes_, applied_bytes_, stale_cells_,
-          applied_chunks_ == chunks_.size()};
+  report->cells = choice_.cells;
+  report->cells_left = choice_.cells_left;
+  report->staged_bytes = staged_bytes_;
+  report->applied_bytes = applied_bytes_;
+  report->stale_cells = stale_cells_;
+}
+
+bool Refinement::complete() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return applied_chunks_ == chunks_.size();
 }
 
 absl::StatusOr<RefineSource> SourceOfRequest(const RefineFrame& request, const std::vector<PlanLayer>& layers,

@@ -20,6 +20,7 @@
 #include "server/plan/refine.h"
 #include "server/pool/pool.h"
 #include "server/stream/frames.h"
+#include "server/transfer/report.h"
 
 namespace spectrumkv {
 
@@ -53,7 +54,7 @@ class SharedHold final : public BlockHold {
 // The source of a transfer that has committed, kept for refinements.
 struct RetainedSource {
   std::string transfer_id, token, pool_id;
-  Caller owner;
+  Caller owner;  // set by the manager
   std::shared_ptr<BlockHold> hold;
   std::vector<PlanLayer> layers;
   std::vector<LayerPlace> places;
@@ -79,7 +80,6 @@ class StagingRoom {
 // A transfer that has committed here and may be refined.
 struct RefineBase {
   std::string transfer_id, token, pool_id;
-  Caller owner;
   std::string peer;         // where its source is; empty: not known
   uint64_t peer_epoch = 0;  // of that daemon
   uint64_t retain_ms = 0;
@@ -122,11 +122,9 @@ class Refinement : public std::enable_shared_from_this<Refinement> {
   // Gives the staging back; what was not applied is lost.
   void Drop();
 
-  struct Counts {
-    uint64_t cells = 0, cells_left = 0, staged_bytes = 0, applied_bytes = 0, stale_cells = 0;
-    bool complete = false;
-  };
-  Counts Now() const;
+  // What has become of the cells so far.
+  void AddTo(TransferReport* report) const;
+  bool complete() const;
 
  private:
   class StagedHold;
