@@ -125,7 +125,7 @@ struct Config {
     uint64_t max_retained = 64;  // transfers; of each role
     uint64_t max_retain_seconds = 600;
     uint64_t staging_bytes = uint64_t{1} << 30;
-    uint64_t max_bytes_per_second = 0;  // 0: no limit
+    uint64_t max_rate_bytes = 0;  // 0: no limit
   } refine;
 
   struct Log {

@@ -31,9 +31,9 @@ std::vector<KeySpec> MakeRefineKeys() {
        {},
        "Memory in which refined cells wait for ApplyRefinement, of all refinements together; taken as they arrive. A "
        "refinement takes as many cells as there is room for."},
-      {"refine.max_bytes_per_second",
+      {"refine.max_rate_bytes",
        KeyKind::kBytes,
-       Ref(FIELD(refine.max_bytes_per_second)),
+       Ref(FIELD(refine.max_rate_bytes)),
        "bytes a second",
        0,
        kTiB,

@@ -223,10 +223,10 @@ TEST_F(HoldTest, ATicketGivesBackWhatNobodyHasHadSince) {
     const auto hold = ticket->Reserve();
     ASSERT_TRUE(hold.ok()) << hold.status();
     for (uint32_t t = 0; t < 12; ++t) EXPECT_EQ((*hold)->Fresh(0, t), t / 4 != 1) << t;
-    EXPECT_EQ(ReasonOfTarget(pool, Blocks({{2, 1}}), 1), "") << "what is not the request's is free";
+    EXPECT_EQ(ReasonOfTarget(pool, Blocks({{2, 1}}), 1), "OK") << "what is not the request's is free";
     EXPECT_EQ(ReasonOfTarget(pool, Blocks({{3, 1}}), 1), "BLOCKS_IN_USE");
   }
-  EXPECT_EQ(ReasonOfTarget(pool, Blocks({{6, 1}, {2, 2}}), 12), "");
+  EXPECT_EQ(ReasonOfTarget(pool, Blocks({{6, 1}, {2, 2}}), 12), "OK");
   EXPECT_EQ(ReasonOf(ticket->Reserve().status()), "BLOCKS_REUSED");
 }
 
