@@ -64,6 +64,11 @@ absl::StatusOr<Policy> PolicyFromProto(const v1::Policy& proto, const Policy& de
 // policy.retain_seconds. OUT_OF_RANGE; UNIMPLEMENTED RETENTION_OF_PARTS.
 absl::StatusOr<int64_t> RetainMsOf(const v1::Policy& proto, const PartId& part, const RequestDefaults& defaults);
 
+// policy.refine. INVALID_POLICY (no retain_seconds), INVALID_TIERS, UNKNOWN_TIER.
+absl::StatusOr<std::optional<Tier>> BackgroundTierOf(const v1::Policy& proto);
+// UNSPECIFIED is STAGED. INVALID_MODE.
+absl::StatusOr<bool> IsDirect(v1::RefineMode mode, const std::string& field);
+
 // All but owner and peer. INVALID_TRANSFER_ID, INVALID_TIERS, UNKNOWN_TIER, INVALID_BUDGET, INVALID_MODE, INVALID_SELECTION.
 absl::StatusOr<RefineSpec> RefineFromProto(const v1::RefineRequest& proto, const RequestDefaults& defaults);
 

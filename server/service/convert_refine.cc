@@ -24,6 +24,36 @@ absl::StatusOr<int64_t> RetainMsOf(const v1::Policy& proto, const PartId& part, 
   return static_cast<int64_t>(std::ceil(seconds * 1e3));
 }
 
+namespace {
+
+// UNSPECIFIED is RAW.
+absl::StatusOr<Tier> FinalTierOf(int tier, const std::string& field) {
+  if (tier == v1::TIER_DROP) return Invalid("INVALID_TIERS", field, "is TIER_DROP: nothing would travel");
+  if (tier < 0 || tier > v1::TIER_DROP) return Invalid("UNKNOWN_TIER", field, "is " + std::to_string(tier));
+  return tier == v1::TIER_UNSPECIFIED ? Tier::kRaw : static_cast<Tier>(tier - 1);
+}
+
+}  // namespace
+
+absl::StatusOr<std::optional<Tier>> BackgroundTierOf(const v1::Policy& proto) {
+  if (!proto.has_refine()) return std::optional<Tier>();
+  if (proto.retain_seconds() == 0) {
+    return Invalid("INVALID_POLICY", "policy.refine", "is given without policy.retain_seconds: nothing would be there to refine from");
+  }
+  const auto tier = FinalTierOf(proto.refine().final(), "policy.refine.final");
+  if (!tier.ok()) return tier.status();
+  return std::optional<Tier>(*tier);
+}
+
+absl::StatusOr<bool> IsDirect(v1::RefineMode mode, const std::string& field) {
+  switch (mode) {
+    case v1::REFINE_MODE_UNSPECIFIED:
+    case v1::REFINE_MODE_STAGED: return false;
+    case v1::REFINE_MODE_DIRECT: return true;
+    default: return Invalid("INVALID_MODE", field, "is " + std::to_string(static_cast<int>(mode)) + ", no mode");
+  }
+}
+
 absl::StatusOr<RefineSpec> RefineFromProto(const v1::RefineRequest& proto, const RequestDefaults& defaults) {
   RefineSpec spec;
   if (absl::Status ok = CheckTransferId(proto.transfer_id()); !ok.ok()) return ok;
@@ -31,22 +61,18 @@ absl::StatusOr<RefineSpec> RefineFromProto(const v1::RefineRequest& proto, const
   if (proto.refine_id() == proto.transfer_id()) {
     return Invalid("INVALID_TRANSFER_ID", "refine_id", "is the transfer_id; a refinement is a transfer of its own");
   }
-  const int tier = proto.tier();
-  if (tier == v1::TIER_DROP) return Invalid("INVALID_TIERS", "tier", "is TIER_DROP: nothing would travel");
-  if (tier < 0 || tier > v1::TIER_DROP) return Invalid("UNKNOWN_TIER", "tier", "is " + std::to_string(tier));
-  if (tier != v1::TIER_UNSPECIFIED) spec.tier = static_cast<Tier>(tier - 1);
+  const auto tier = FinalTierOf(proto.tier(), "tier");
+  if (!tier.ok()) return tier.status();
+  spec.tier = *tier;
   if (proto.has_budget()) {
     if (!(proto.budget() > 0 && proto.budget() <= kMaxBudget)) {
       return Invalid("INVALID_BUDGET", "budget", "is " + std::to_string(proto.budget()) + "; it must be in (0, 10]");
     }
     spec.budget = proto.budget();
   }
-  switch (proto.mode()) {
-    case v1::REFINE_MODE_UNSPECIFIED:
-    case v1::REFINE_MODE_STAGED: break;
-    case v1::REFINE_MODE_DIRECT: spec.direct = true; break;
-    default: return Invalid("INVALID_MODE", "mode", "is " + std::to_string(static_cast<int>(proto.mode())) + ", no mode");
-  }
+  const auto direct = IsDirect(proto.mode(), "mode");
+  if (!direct.ok()) return direct.status();
+  spec.direct = *direct;
   if (proto.selection().tokens_size() > kMaxBlockRuns || proto.selection().layers_size() > kMaxLayers) {
     return Invalid("INVALID_SELECTION", "selection", "has too many runs of tokens, or layers");
   }

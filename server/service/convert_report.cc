@@ -147,6 +147,7 @@ void ReportToProto(const TransferReport& report, v1::TransferReport* out) {
   out->set_staged_bytes(report.staged_bytes);
   out->set_applied_bytes(report.applied_bytes);
   out->set_stale_cells(report.stale_cells);
+  out->set_exact(report.exact);
   GateToProto(report.gate, out);
   if (report.choice.has_value()) BudgetChoiceToProto(*report.choice, out->mutable_budget_choice());
 }

@@ -37,10 +37,13 @@ absl::Status OpenSender(const ServiceContext& context, const Caller& caller, con
 
   const auto retain_ms = RetainMsOf(request.policy(), *part, context.defaults);
   if (!retain_ms.ok()) return retain_ms.status();
+  const auto background = BackgroundTierOf(request.policy());
+  if (!background.ok()) return background.status();
 
   SenderSpec spec;
   spec.part = *part;
   spec.retain_ms = *retain_ms;
+  spec.background_tier = *background;
   if (request.policy().importance().has_queries()) {
     auto queries = QueriesFromProto(request.policy().importance().queries());
     if (!queries.ok()) return queries.status();
@@ -94,6 +97,9 @@ absl::Status OpenReceiver(const ServiceContext& context, const Caller& caller, c
   ReceiverSpec spec;
   spec.part = *part;
   spec.refinable = request.refinable();
+  const auto direct = IsDirect(request.refine_mode(), "refine_mode");
+  if (!direct.ok()) return direct.status();
+  spec.refine_direct = *direct;
   spec.transfer_id = request.transfer_id();
   spec.transfer_token = request.transfer_token();
   spec.peer = peer;
@@ -240,6 +246,7 @@ UnaryReactor* ApplyRefinement(const ServiceContext* context, CallContext* call,
     response->set_staged_bytes(applied->staged_bytes);
     response->set_stale_cells(applied->stale_cells);
     response->set_complete(applied->complete);
+    response->set_exact(applied->exact);
     return absl::OkStatus();
   });
 }

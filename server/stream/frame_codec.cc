@@ -162,12 +162,14 @@ RefineFrame RefineFrom(const v1::Refine& proto, uint32_t token_count, Checker* c
   }
   out.transfer_id = proto.transfer_id();
   out.tier = proto.tier();
+  out.verify = proto.verify();
   return out;
 }
 
 void RefineTo(const RefineFrame& refine, v1::Refine* proto) {
   proto->set_transfer_id(refine.transfer_id);
   proto->set_tier(static_cast<v1::Tier>(refine.tier));
+  proto->set_verify(refine.verify);
   for (const auto& set : refine.token_sets) RunsTo(set, proto->add_token_sets()->mutable_tokens());
   for (const RefineFrame::Strip& strip : refine.strips) {
     auto* out = proto->add_strips();
@@ -222,8 +224,13 @@ ManifestFrame ManifestFrom(const v1::Manifest& proto, Checker* check) {
   if (proto.has_retention()) {
     check->AtMost(proto.retention().retain_ms(), kMaxRetainMs, "manifest.retention.retain_ms");
     check->AtMost(proto.retention().peer_port(), 65'535, "manifest.retention.peer_port");
-    out.retention = RetentionFrame{proto.retention().retain_ms(), proto.retention().peer_port()};
+    check->Range(proto.retention().background_tier(), v1::TIER_UNSPECIFIED, v1::TIER_Q8,
+                 "manifest.retention.background_tier");
+    out.retention = RetentionFrame{proto.retention().retain_ms(), proto.retention().peer_port(),
+                                   proto.retention().background_tier()};
   }
+  check->AtMost(static_cast<uint64_t>(proto.checksums_size()), 2 * kMaxLayers * kMaxGroups, "manifest.checksums");
+  if (check->ok()) out.checksums.assign(proto.checksums().begin(), proto.checksums().end());
   return out;
 }
 
@@ -309,7 +316,9 @@ void Put(const ManifestFrame& in, v1::ControlFrame* frame) {
   if (in.retention.has_value()) {
     out->mutable_retention()->set_retain_ms(in.retention->retain_ms);
     out->mutable_retention()->set_peer_port(in.retention->peer_port);
+    out->mutable_retention()->set_background_tier(static_cast<v1::Tier>(in.retention->background_tier));
   }
+  out->mutable_checksums()->Add(in.checksums.begin(), in.checksums.end());
 }
 void Put(const AcceptFrame& in, v1::ControlFrame* frame) {
   auto* out = frame->mutable_accept();

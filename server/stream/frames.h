@@ -52,10 +52,12 @@ struct RefineFrame {
     uint32_t token_set = 0;
   };
   std::vector<Strip> strips;
+  bool verify = false;
 };
 struct RetentionFrame {
   uint64_t retain_ms = 0;
   uint32_t peer_port = 0;
+  int32_t background_tier = 0;  // as RefineFrame::tier; 0: none
 };
 
 struct HelloFrame {
@@ -82,6 +84,7 @@ struct ManifestFrame {
   uint64_t chunk_count = 0;
   uint32_t streams = 1;
   std::optional<RetentionFrame> retention = std::nullopt;
+  std::vector<uint32_t> checksums = {};
 };
 struct AcceptFrame {
   uint64_t fence = 0;

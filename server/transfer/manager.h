@@ -67,7 +67,7 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   RateBook& rates() override { return rates_; }
   bool Retain(RetainedSource source) override;
   bool KeepBase(std::shared_ptr<RefineBase> base) override;
-  RetentionFrame Offer(uint64_t retain_ms) const override;
+  uint32_t peer_port() const override { return peer_port_.load(); }
   void OnBusy(int delta) override { busy_.fetch_add(delta, std::memory_order_relaxed); }
   int64_t RefinePauseNs() override;
   void CountRefined(uint64_t bytes) override;
@@ -116,6 +116,7 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
     uint64_t kv_bytes = 0, wire_bytes = 0, refined_wire_bytes = 0;
     std::set<std::string> children;  // refinements that run
     bool ended = false;
+    uint32_t rounds = 0;  // of refinement in the background
     std::vector<std::function<void()>> waiters;  // for its end
   };
   // How a pool's last word finds the manager, or that it is gone.
@@ -147,6 +148,10 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   void FinishKept(const Key& key);
   void EndAllKept(const std::string& pool_id, const absl::Status& why);  // of any pool where that is empty
   void OnRefined(const Key& child, const TransferReport& report);
+  // The next round of a refinement in the background, where there is one to do.
+  void RefineInBackground(const std::string& transfer_id);
+  void NoteExact(const Key& base, const Refinement& refinement);  // REQUIRES mutex_
+  static bool MakesExact(const RefineSpec& spec, const RefineChoice& choice, RefineBase* base);
   void FillRefinement(const Key& key, const Entry& entry, TransferReport* report) const;  // REQUIRES mutex_
   absl::StatusOr<std::shared_ptr<RefineBase>> BaseOf(const RefineSpec& spec) const;
   absl::StatusOr<RefineChoice> ChooseFor(const RefineSpec& spec, RefineBase* base);

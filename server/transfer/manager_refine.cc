@@ -1,10 +1,11 @@
-// What TransferManagerImpl keeps of transfers that have committed, so that they can be refined, and the refinements.
+// Refinements: how they give way, how the receiver asks for one and the sender answers.
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/base/host_rule.h"
 #include "server/base/ids.h"
+#include "server/base/log.h"
 #include "server/base/status.h"
 #include "server/transfer/manager.h"
 #include "server/transfer/manager_errors.h"
@@ -22,6 +23,10 @@ constexpr int64_t kBusyPauseNs = 5 * kMsToNs;
 // What a refinement may send ahead of its rate.
 constexpr int64_t kBurstNs = 20 * kMsToNs;
 
+bool IsBackground(const std::string& refine_id, const RefineBase& base) {
+  return base.background_tier.has_value() && refine_id.rfind(base.transfer_id + ".refine-", 0) == 0;
+}
+
 // By how much cells grow, at most, where the destination's data type is wider.
 uint64_t Growth(const RefineBase& base) {
   uint64_t growth = 1;
@@ -32,164 +37,6 @@ uint64_t Growth(const RefineBase& base) {
 }
 
 }  // namespace
-
-// --- What is kept.
-
-bool TransferManagerImpl::AddKept(const Key& key, Kept kept, uint64_t retain_ms) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const auto of_role = std::count_if(kept_.begin(), kept_.end(), [&](const auto& k) { return k.first.first == key.first; });
-  if (draining_ || kept_.count(key) != 0 || of_role >= options_.max_retained) {
-    parts_.metrics->CountRetention(key.first == Role::kSender ? MetricRole::kSender : MetricRole::kReceiver,
-                                   MetricRetention::kRefused);
-    return false;
-  }
-  kept.until_ns = parts_.clock->NowNs() + static_cast<int64_t>(retain_ms) * kMsToNs;
-  kept.timer = parts_.clock->CallAt(kept.until_ns, [this, key] {
-    parts_.control->Post([this, key] {
-      EndKept(key, MakeError(absl::StatusCode::kDeadlineExceeded, "RETENTION_EXPIRED",
-                             absl::StrCat("the source of transfer ", key.second, " is no longer retained")));
-    });
-  });
-  kept_.emplace(key, std::move(kept));
-  parts_.metrics->CountRetention(key.first == Role::kSender ? MetricRole::kSender : MetricRole::kReceiver,
-                                 MetricRetention::kKept);
-  return true;
-}
-
-bool TransferManagerImpl::Retain(RetainedSource source) {
-  const Key key{Role::kSender, source.transfer_id};
-  const std::shared_ptr<BlockHold> hold = source.hold;
-  const uint64_t retain_ms = source.retain_ms;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    source.owner = entries_.at(key).owner;
-  }
-  Kept kept;
-  kept.kv_bytes = source.kv_bytes;
-  kept.wire_bytes = source.wire_bytes;
-  kept.pool_id = source.pool_id;
-  kept.source = std::make_shared<RetainedSource>(std::move(source));
-  if (!AddKept(key, std::move(kept), retain_ms)) return false;
-  // Outside the lock: where the pool is lost already, it is told at once.
-  hold->OnLost([door = door_, key](absl::Status why) {
-    std::lock_guard<std::mutex> lock(door->mutex);
-    TransferManagerImpl* const manager = door->manager;
-    if (manager == nullptr) return;
-    manager->parts_.control->Post([manager, key, why] {
-      manager->EndKept(key, MakeError(absl::StatusCode::kFailedPrecondition, "SOURCE_GONE",
-                                      absl::StrCat("the source pool was lost: ", std::string(why.message()))));
-    });
-  });
-  return true;
-}
-
-bool TransferManagerImpl::KeepBase(std::shared_ptr<RefineBase> base) {
-  const Key key{Role::kReceiver, base->transfer_id};
-  const uint64_t retain_ms = base->retain_ms;
-  Kept kept;
-  kept.kv_bytes = base->kv_bytes;
-  kept.wire_bytes = base->wire_bytes;
-  kept.pool_id = base->pool_id;
-  kept.base = std::move(base);
-  return AddKept(key, std::move(kept), retain_ms);
-}
-
-RetentionFrame TransferManagerImpl::Offer(uint64_t retain_ms) const { return {retain_ms, peer_port_.load()}; }
-
-// Nothing new begins; what runs is ended with `why`, unless that is OK: then it may finish.
-void TransferManagerImpl::EndKept(const Key& key, const absl::Status& why, std::function<void()> done) {
-  std::vector<std::shared_ptr<Transfer>> children;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto it = kept_.find(key);
-    if (it != kept_.end()) {
-      Kept& kept = it->second;
-      kept.ended = true;
-      parts_.clock->Cancel(kept.timer);
-      if (done) kept.waiters.push_back(std::exchange(done, nullptr));
-      for (const std::string& child : kept.children) {
-        const auto entry = entries_.find({key.first, child});
-        if (entry != entries_.end() && entry->second.transfer != nullptr) children.push_back(entry->second.transfer);
-      }
-    }
-  }
-  if (done) return done();
-  if (!why.ok()) {
-    for (auto& child : children) child->Post([t = child.get(), why] { t->Fail(why); });
-  }
-  FinishKept(key);
-}
-
-// Lets go of what has ended, once none of its refinements runs.
-void TransferManagerImpl::FinishKept(const Key& key) {
-  Kept kept;  // let go outside the lock
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto it = kept_.find(key);
-    if (it == kept_.end() || !it->second.ended || !it->second.children.empty()) return;
-    kept = std::move(it->second);
-    kept_.erase(it);
-  }
-  kept.source.reset();  // the blocks first: whoever waits may use them at once
-  kept.base.reset();
-  parts_.metrics->AddSavedBytes(key.first == Role::kSender ? MetricRole::kSender : MetricRole::kReceiver, kept.kv_bytes,
-                                kept.wire_bytes + kept.refined_wire_bytes);
-  for (auto& waiter : kept.waiters) waiter();
-}
-
-void TransferManagerImpl::EndAllKept(const std::string& pool_id, const absl::Status& why) {
-  std::vector<Key> keys;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& [key, kept] : kept_) {
-      if (pool_id.empty() || kept.pool_id == pool_id) keys.push_back(key);
-    }
-  }
-  for (const Key& key : keys) EndKept(key, why);
-}
-
-void TransferManagerImpl::EndRefinements(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
-                                         std::function<void()> done) {
-  std::optional<Key> key;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const absl::StatusOr<Key> found = KeyOf(caller, transfer_id, role);
-    if (found.ok()) key = *found;
-  }
-  if (!key.has_value()) return done();
-  EndKept(*key, MakeError(absl::StatusCode::kCancelled, "RELEASED", "the worker has released the transfer"),
-          std::move(done));
-}
-
-void TransferManagerImpl::EndRefinementsOf(const std::string& pool_id) {
-  EndAllKept(pool_id, MakeError(absl::StatusCode::kCancelled, "RELEASED", "the worker unregisters the pool"));
-}
-
-// A refinement has settled.
-void TransferManagerImpl::OnRefined(const Key& child, const TransferReport& report) {
-  const Key key{child.first, report.refines};
-  std::shared_ptr<Refinement> failed;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (report.state != TransferState::kCommitted) failed = entries_.at(child).refinement;
-    const auto kept = kept_.find(key);
-    if (kept != kept_.end() && kept->second.children.erase(child.second) != 0) {
-      kept->second.refined_wire_bytes += report.wire_bytes;
-    }
-    const auto base = entries_.find(key);
-    if (base != entries_.end() && !base->second.live()) base->second.report.refined_wire_bytes += report.wire_bytes;
-  }
-  if (failed != nullptr) failed->Drop();
-  FinishKept(key);
-}
-
-void TransferManagerImpl::FillRefinement(const Key& key, const Entry& entry, TransferReport* report) const {
-  const auto kept = kept_.find(key);
-  if (kept != kept_.end() && !kept->second.ended) {
-    report->retained_seconds = static_cast<double>(kept->second.until_ns - parts_.clock->NowNs()) * 1e-9;
-  }
-  if (entry.refinement != nullptr) entry.refinement->AddTo(report);
-}
 
 // --- Refinements give way.
 
@@ -210,6 +57,75 @@ void TransferManagerImpl::CountRefined(uint64_t bytes) {
 }
 
 // --- The receiver asks.
+
+// Will all of the destination be as the source has it? Not where tokens were dropped or words rounded.
+bool TransferManagerImpl::MakesExact(const RefineSpec& spec, const RefineChoice& choice, RefineBase* base) {
+  if (spec.tier != Tier::kRaw || base->shape.kept_count() != base->shape.token_count) return false;
+  for (const PlanLayer& layer : base->shape.layers) {
+    if (layer.dtype != base->schema.groups[layer.group].dtype) return false;
+  }
+  std::lock_guard<std::mutex> lock(base->mutex);
+  return base->tiers->CoarseCells(base->shape) == choice.cells;
+}
+
+void TransferManagerImpl::RefineInBackground(const std::string& transfer_id) {
+  RefineSpec spec;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const Key key{Role::kReceiver, transfer_id};
+    const auto kept = kept_.find(key);
+    if (kept == kept_.end() || kept->second.ended || draining_) return;
+    if (entries_.at(key).live()) {  // about to be remembered
+      parts_.clock->CallAt(parts_.clock->NowNs() + kMsToNs, [this, transfer_id] {
+        parts_.control->Post([this, transfer_id] { RefineInBackground(transfer_id); });
+      });
+      return;
+    }
+    const RefineBase& base = *kept->second.base;
+    spec.transfer_id = transfer_id;
+    spec.refine_id = absl::StrCat(transfer_id, ".refine-", ++kept->second.rounds);
+    spec.owner = entries_.at(key).owner;
+    spec.tier = *base.background_tier;
+    spec.direct = base.background_direct;
+    spec.deadline_ms = std::max<int64_t>(1, (kept->second.until_ns - parts_.clock->NowNs()) / kMsToNs);
+    spec.fingerprint = "B";
+  }
+  const auto started = Refine(spec);
+  if (started.ok()) return;
+  parts_.metrics->CountError(MetricStage::kQueue, started.status().code());
+  SPECTRUMKV_LOG(kWarning, "transfer", "no refinement in the background", {"transfer", transfer_id},
+                 {"reason", ReasonOf(started.status())});
+}
+
+void TransferManagerImpl::NoteExact(const Key& base, const Refinement& refinement) {
+  const auto entry = entries_.find(base);
+  if (entry != entries_.end() && refinement.exact()) entry->second.report.exact = true;
+}
+
+// A refinement has settled.
+void TransferManagerImpl::OnRefined(const Key& child, const TransferReport& report) {
+  const Key key{child.first, report.refines};
+  std::shared_ptr<Refinement> failed;
+  bool next = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (const std::shared_ptr<Refinement>& r = entries_.at(child).refinement; r != nullptr) {
+      NoteExact(key, *r);
+      next = report.state == TransferState::kCommitted && IsBackground(child.second, r->base()) && r->complete() &&
+             report.cells_left > 0;
+    }
+    if (report.state != TransferState::kCommitted) failed = entries_.at(child).refinement;
+    const auto kept = kept_.find(key);
+    if (kept != kept_.end() && kept->second.children.erase(child.second) != 0) {
+      kept->second.refined_wire_bytes += report.wire_bytes;
+    }
+    const auto base = entries_.find(key);
+    if (base != entries_.end() && !base->second.live()) base->second.report.refined_wire_bytes += report.wire_bytes;
+  }
+  if (failed != nullptr) failed->Drop();
+  FinishKept(key);
+  if (next) RefineInBackground(report.refines);
+}
 
 absl::StatusOr<std::shared_ptr<RefineBase>> TransferManagerImpl::BaseOf(const RefineSpec& spec) const {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -275,7 +191,8 @@ absl::StatusOr<RefineStarted> TransferManagerImpl::Refine(RefineSpec spec) {
   if (!choice.ok()) return choice.status();
   const RefineStarted started{choice->cells, choice->cells_left, choice->kv_bytes};
   if (choice->cells == 0) return started;
-  auto refinement = Refinement::Create(*base, *std::move(choice), spec.tier, spec.direct ? nullptr : staging_);
+  const bool verify = MakesExact(spec, *choice, base->get());
+  auto refinement = Refinement::Create(*base, *std::move(choice), spec.tier, spec.direct ? nullptr : staging_, verify);
   if (!refinement.ok()) return refinement.status();
   auto target = (*refinement)->NewTarget();
   if (!target.ok()) return target.status();
@@ -318,7 +235,15 @@ absl::StatusOr<RefinementApplied> TransferManagerImpl::ApplyRefinement(const Cal
   parts_.metrics->AddAppliedBytes(applied->bytes);
   TransferReport now;
   refinement->AddTo(&now);
-  return RefinementApplied{applied->bytes, now.staged_bytes, applied->stale_cells, refinement->complete()};
+  const bool complete = refinement->complete();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    NoteExact({Role::kReceiver, refinement->base().transfer_id}, *refinement);
+  }
+  if (complete && applied->bytes > 0 && now.cells_left > 0 && IsBackground(refine_id, refinement->base())) {
+    RefineInBackground(refinement->base().transfer_id);
+  }
+  return RefinementApplied{applied->bytes, now.staged_bytes, applied->stale_cells, complete, now.exact};
 }
 
 // --- The sender answers.

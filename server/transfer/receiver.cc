@@ -45,6 +45,7 @@ ReceiverTransfer::ReceiverTransfer(TransferSetup setup, ReceiverSpec spec)
       accept_dropped_(spec.accept_dropped && spec.part.count == 1),  // parts would drop different tokens
       exact_conversion_(spec.exact_conversion),
       refinable_(spec.refinable && spec.part.count == 1),
+      refine_direct_(spec.refine_direct),
       refinement_(std::move(spec.refinement)),
       fence_(RandomU64()),
       on_device_(target_->device() != nullptr) {
@@ -155,6 +156,7 @@ absl::Status ReceiverTransfer::AdoptManifest(const ManifestFrame& manifest) {
   coverage_ = std::make_unique<Coverage>(cuts_, static_cast<uint32_t>(shape_.layers.size()));
   if (manifest.retention.has_value() && refinable_) tiers_ = std::make_unique<TierMap>(shape_);
   manifest_ = manifest;
+  if (refinement_ != nullptr) refinement_->SetChecksums(manifest.checksums);
   UpdateReport([&](TransferReport& r) {
     r.kept_tokens = shape_.kept_count();
     r.dropped = DroppedOf(shape_);
@@ -368,6 +370,7 @@ void ReceiverTransfer::Commit() {
     // Behind the tokens of a refinement lie those that were decoded since.
     if (health.ok() && !refines()) health = target_->ZeroTail(shape_.kept_count());
     if (health.ok()) health = target_->Health();
+    if (health.ok() && refinement_ != nullptr && !refinement_->staged()) health = refinement_->Verify(*target_);
     gate_.Leave();
     const double seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9;
     Post([this, health, seconds] {

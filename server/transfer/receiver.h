@@ -83,7 +83,7 @@ class ReceiverTransfer final : public Transfer {
   std::unique_ptr<BlockHold> target_;
   const int64_t deadline_ms_;
   const bool accept_dropped_, exact_conversion_;
-  const bool refinable_;
+  const bool refinable_, refine_direct_;
   const std::shared_ptr<Refinement> refinement_;  // null: this is none
   const uint64_t fence_;
   const bool on_device_;

@@ -69,6 +69,10 @@ void ReceiverTransfer::KeepBase() {
   base->peer = SourceAddress();
   base->peer_epoch = peer_epoch();
   base->retain_ms = manifest_->retention->retain_ms;
+  if (const int32_t tier = manifest_->retention->background_tier; tier != 0) {
+    base->background_tier = static_cast<Tier>(tier - 1);
+    base->background_direct = refine_direct_;
+  }
   base->schema = target_->schema();
   base->shape = shape_;
   PlanLayersOf(target_->schema(), &base->places);

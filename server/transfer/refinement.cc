@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/format/chunk.h"
+#include "kernels/format/crc32c.h"
 #include "server/base/status.h"
 
 namespace spectrumkv {
@@ -116,8 +117,8 @@ class Refinement::StagedHold final : public BlockHold {
 };
 
 Refinement::Refinement(std::shared_ptr<RefineBase> base, RefineChoice choice, Tier tier,
-                       std::shared_ptr<StagingRoom> room)
-    : base_(std::move(base)), choice_(std::move(choice)), tier_(tier), room_(std::move(room)) {
+                       std::shared_ptr<StagingRoom> room, bool verify)
+    : base_(std::move(base)), choice_(std::move(choice)), tier_(tier), room_(std::move(room)), verify_(verify) {
   cuts_ = CutChunks(choice_.shape);
   chunks_.assign(cuts_.size(), ChunkPlace::kComing);
   uint32_t tokens = 0;
@@ -135,8 +136,9 @@ Refinement::Refinement(std::shared_ptr<RefineBase> base, RefineChoice choice, Ti
 }
 
 absl::StatusOr<std::shared_ptr<Refinement>> Refinement::Create(std::shared_ptr<RefineBase> base, RefineChoice choice,
-                                                               Tier tier, std::shared_ptr<StagingRoom> room) {
-  std::shared_ptr<Refinement> refinement(new Refinement(std::move(base), std::move(choice), tier, std::move(room)));
+                                                               Tier tier, std::shared_ptr<StagingRoom> room, bool verify) {
+  std::shared_ptr<Refinement> refinement(
+      new Refinement(std::move(base), std::move(choice), tier, std::move(room), verify));
   if (!refinement->staged()) return refinement;
   if (absl::Status taken = refinement->TakeMemory(); !taken.ok()) return taken;
   return refinement;
@@ -166,6 +168,7 @@ RefineFrame Refinement::Request() const {
   RefineFrame frame;
   frame.transfer_id = base_->transfer_id;
   frame.tier = static_cast<int32_t>(tier_) + 1;  // the numbers of policy.proto
+  frame.verify = verify_;
   const std::vector<TokenRange>* before = nullptr;
   for (size_t s = 0; s < choice_.strips.size(); ++s) {
     const std::vector<TokenRange>& tokens = choice_.shape.strips[s];
@@ -294,7 +297,8 @@ absl::StatusOr<Refinement::Applied> Refinement::Apply(uint64_t max_bytes) {
     sum.bytes += applied.bytes;
     sum.stale_cells += applied.stale_cells;
   }
-  const absl::Status health = (*target)->Health();
+  absl::Status health = (*target)->Health();
+  if (health.ok() && sum.stale_cells == 0 && Remaining() == due.size()) health = Verify(**target);
   target->reset();
   std::lock_guard<std::mutex> lock(mutex_);
   for (const uint32_t index : due) {
@@ -307,6 +311,39 @@ absl::StatusOr<Refinement::Applied> Refinement::Apply(uint64_t max_bytes) {
   if (applied_chunks_ == chunks_.size()) GiveBackLocked();
   if (!health.ok()) return health;
   return sum;
+}
+
+size_t Refinement::Remaining() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return chunks_.size() - applied_chunks_;
+}
+
+void Refinement::SetChecksums(std::vector<uint32_t> checksums) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  checksums_ = std::move(checksums);
+}
+
+absl::Status Refinement::Verify(const BlockHold& target) {
+  std::vector<uint32_t> want;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!verify_ || checksums_.empty() || stale_cells_ > 0) return absl::OkStatus();
+    want = checksums_;
+  }
+  if (target.device() != nullptr) return absl::OkStatus();
+  const std::vector<uint32_t> got = ChecksumsOf(target, base_->shape.layers, base_->places, [] { return false; });
+  if (got != want) {
+    return MakeError(absl::StatusCode::kDataLoss, "NOT_EXACT",
+                     "all cells are RAW, but the checksums of source and destination differ: one of them was written");
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  exact_ = true;
+  return absl::OkStatus();
+}
+
+bool Refinement::exact() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return exact_;
 }
 
 void Refinement::Drop() {
@@ -330,6 +367,7 @@ void Refinement::AddTo(TransferReport* report) const {
   report->staged_bytes = staged_bytes_;
   report->applied_bytes = applied_bytes_;
   report->stale_cells = stale_cells_;
+  report->exact = exact_;
 }
 
 bool Refinement::complete() const {
@@ -337,11 +375,46 @@ bool Refinement::complete() const {
   return applied_chunks_ == chunks_.size();
 }
 
+std::vector<uint32_t> ChecksumsOf(const BlockHold& hold, const std::vector<PlanLayer>& layers,
+                                  const std::vector<LayerPlace>& places, const std::function<bool()>& stopped) {
+  std::vector<uint32_t> sums;
+  std::vector<uint8_t*> rows(hold.token_count());
+  for (size_t l = 0; l < layers.size() && !stopped(); ++l) {
+    for (const PlaneId plane : {PlaneId::kK, PlaneId::kV}) {
+      if (plane == PlaneId::kV && !layers[l].has_v) continue;
+      const Strides s = StridesOf(hold, {places[l].group, places[l].layer_slot, plane == PlaneId::kV});
+      hold.FillRows(places[l].group, places[l].layer_slot, plane, 0, hold.token_count(), rows.data());
+      const uint64_t cell = uint64_t{s.head_dim} * s.element;
+      uint32_t sum = 0;
+      for (const uint8_t* const row : rows) {
+        if (s.dim == s.element && s.head == cell) {
+          sum = Crc32c(sum, row, s.heads * cell);
+          continue;
+        }
+        for (uint32_t h = 0; h < s.heads; ++h) {
+          if (s.dim == s.element) {
+            sum = Crc32c(sum, row + h * s.head, cell);
+          } else {
+            for (uint32_t d = 0; d < s.head_dim; ++d) sum = Crc32c(sum, row + h * s.head + d * s.dim, s.element);
+          }
+        }
+      }
+      sums.push_back(sum);
+    }
+  }
+  return sums;
+}
+
 absl::StatusOr<RefineSource> SourceOfRequest(const RefineFrame& request, const std::vector<PlanLayer>& layers,
                                              const std::vector<LayerPlace>& places, uint32_t token_count) {
   RefineSource source;
   if (request.tier < 1 || request.tier > kTierCount) return BadRefine(absl::StrCat("has tier ", request.tier));
   source.tier = static_cast<Tier>(request.tier - 1);
+  source.verify = request.verify;
+  if (request.verify) {
+    source.base_layers = layers;
+    source.base_places = places;
+  }
   source.shape.token_count = token_count;
   source.shape.kept = {{0, token_count}};
   int64_t before = -1;

@@ -7,8 +7,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -88,6 +90,8 @@ struct RefineBase {
   std::vector<LayerPlace> places;
   std::shared_ptr<BlockTicket> ticket;
   uint64_t kv_bytes = 0, wire_bytes = 0;
+  std::optional<Tier> background_tier;
+  bool background_direct = false;
 
   std::mutex mutex;  // of what follows
   std::unique_ptr<TierMap> tiers;
@@ -97,8 +101,9 @@ struct RefineBase {
 class Refinement : public std::enable_shared_from_this<Refinement> {
  public:
   // `room`: null for direct mode. RESOURCE_EXHAUSTED REFINE_STAGING_FULL (retry delay), OUT_OF_MEMORY.
+  // `verify`: it makes the destination exact, and is to be sure of it.
   static absl::StatusOr<std::shared_ptr<Refinement>> Create(std::shared_ptr<RefineBase> base, RefineChoice choice,
-                                                            Tier tier, std::shared_ptr<StagingRoom> room);
+                                                            Tier tier, std::shared_ptr<StagingRoom> room, bool verify);
   ~Refinement();
 
   RefineBase& base() const { return *base_; }
@@ -113,6 +118,12 @@ class Refinement : public std::enable_shared_from_this<Refinement> {
   // A chunk is in its place in NewTarget's memory, with these tier map bytes.
   void Arrived(const ChunkCut& cut, const uint8_t* tier_map);
 
+  // The source's, from its manifest.
+  void SetChecksums(std::vector<uint32_t> checksums);
+  // All is in place: are the words in `target` those of the source? OK where that was not to be verified, or cannot be.
+  // DATA_LOSS NOT_EXACT.
+  absl::Status Verify(const BlockHold& target);
+
   struct Applied {
     uint64_t bytes = 0, stale_cells = 0;  // by this call
   };
@@ -125,13 +136,16 @@ class Refinement : public std::enable_shared_from_this<Refinement> {
   // What has become of the cells so far.
   void AddTo(TransferReport* report) const;
   bool complete() const;
+  bool exact() const;
 
  private:
   class StagedHold;
   enum class ChunkPlace : uint8_t { kComing, kStaged, kApplied };
 
-  Refinement(std::shared_ptr<RefineBase> base, RefineChoice choice, Tier tier, std::shared_ptr<StagingRoom> room);
+  Refinement(std::shared_ptr<RefineBase> base, RefineChoice choice, Tier tier, std::shared_ptr<StagingRoom> room,
+             bool verify);
   absl::Status TakeMemory();
+  size_t Remaining() const;  // chunks that are not in the destination
   uint64_t BytesOf(const ChunkCut& cut) const;  // in the destination's data type
   Applied CopyChunk(const ChunkCut& cut, const BlockHold& from, const BlockHold& to);
   void MarkTiers(const ChunkCut& cut);  // all its cells are in the destination
@@ -141,6 +155,7 @@ class Refinement : public std::enable_shared_from_this<Refinement> {
   const RefineChoice choice_;
   const Tier tier_;
   const std::shared_ptr<StagingRoom> room_;
+  const bool verify_;
   std::vector<ChunkCut> cuts_;
   std::vector<DecodeTarget::Place> places_;
   std::vector<uint32_t> strip_first_;  // tokens of the strips before
@@ -155,7 +170,8 @@ class Refinement : public std::enable_shared_from_this<Refinement> {
   std::vector<ChunkPlace> chunks_;
   uint64_t staged_bytes_ = 0, applied_bytes_ = 0, stale_cells_ = 0;
   size_t applied_chunks_ = 0;
-  bool dropped_ = false;
+  bool dropped_ = false, exact_ = false;
+  std::vector<uint32_t> checksums_;
 };
 
 // The source of a refinement as the sender needs it: strips of the retained layers. INVALID_ARGUMENT BAD_REFINE, naming
@@ -164,7 +180,14 @@ struct RefineSource {
   TransferShape shape;
   std::vector<LayerPlace> places;
   Tier tier = Tier::kRaw;
+  bool verify = false;
+  std::vector<PlanLayer> base_layers;  // of all that is retained, for the checksums
+  std::vector<LayerPlace> base_places;
 };
+// CRC32C of all words of each K and V, in the order of `layers`, K before V. Stops early where `stopped`.
+// REQUIRES: host memory.
+std::vector<uint32_t> ChecksumsOf(const BlockHold& hold, const std::vector<PlanLayer>& layers,
+                                  const std::vector<LayerPlace>& places, const std::function<bool()>& stopped);
 absl::StatusOr<RefineSource> SourceOfRequest(const RefineFrame& request, const std::vector<PlanLayer>& layers,
                                              const std::vector<LayerPlace>& places, uint32_t token_count);
 

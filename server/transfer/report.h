@@ -60,6 +60,7 @@ struct TransferReport {
   // Of a refinement: the transfer it makes better; at its receiver what became of the cells.
   std::string refines;
   uint64_t cells = 0, cells_left = 0, staged_bytes = 0, applied_bytes = 0, stale_cells = 0;
+  bool exact = false;  // the checksums of both sides were compared
 
   // Bytes of the tokens that travelled, by the family of their tier; as if all layers were alike.
   ByFamily KvBytesByFamily() const;

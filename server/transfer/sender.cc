@@ -36,6 +36,7 @@ SenderTransfer::SenderTransfer(TransferSetup setup, SenderSpec spec)
       deadline_ms_(spec.deadline_ms),
       layerwise_(spec.layerwise),
       retain_ms_(spec.retain_ms),
+      background_tier_(spec.background_tier),
       refine_(std::move(spec.refine)) {
   layers_ = PlanLayersOf(source_->schema(), &places_);
   if (refine_ != nullptr) {
@@ -120,8 +121,10 @@ absl::Status SenderTransfer::CheckHello(const HelloFrame& hello) {
 void SenderTransfer::OnGreeted() {
   accepted_ = false;
   if (!planner_.has_value()) return;  // OnPlannerReady comes back here
+  if (AwaitChecksums()) return;
   ManifestFrame manifest = ManifestOf(planner_->shape(), source_->schema(), planner_->cuts().size(), StreamsWanted());
-  if (retain_ms_ > 0) manifest.retention = host().Offer(static_cast<uint64_t>(retain_ms_));
+  if (retain_ms_ > 0) manifest.retention = Offer();
+  manifest.checksums = checksums_;
   Tell(std::move(manifest));
 }
 

@@ -131,7 +131,10 @@ class SenderTransfer final : public Transfer {
   // Refinements (sender_refine.cc).
   // Whether a refinement has to let others go first, or has sent enough for now; Pump comes again.
   bool MustPause();
+  // True: the manifest waits for the checksums of the source, which are on their way.
+  bool AwaitChecksums();
   void KeepSource();
+  RetentionFrame Offer() const;
 
   std::unique_ptr<BlockHold> source_;
   std::unique_ptr<DeviceEvents> written_events_;  // of a source on a GPU
@@ -140,9 +143,12 @@ class SenderTransfer final : public Transfer {
   const int64_t deadline_ms_;
   const bool layerwise_;
   const int64_t retain_ms_;
+  const std::optional<Tier> background_tier_;
   bool peer_refines_ = false;  // the receiver wants the source retained
   std::shared_ptr<const RefineSource> refine_;
   TimerId pause_timer_ = 0;
+  enum class Checksums : uint8_t { kNone, kComing, kThere } checksums_state_ = Checksums::kNone;
+  std::vector<uint32_t> checksums_;
   std::atomic<bool> advanced_{false};
   std::vector<LayerPlace> places_;
   std::vector<PlanLayer> layers_;

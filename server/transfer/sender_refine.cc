@@ -30,6 +30,28 @@ bool SenderTransfer::MustPause() {
   return true;
 }
 
+bool SenderTransfer::AwaitChecksums() {
+  if (refine_ == nullptr || !refine_->verify || source_->device() != nullptr) return false;
+  if (checksums_state_ != Checksums::kNone) return checksums_state_ == Checksums::kComing;
+  checksums_state_ = Checksums::kComing;
+  parts().compute->Post([this, self = shared_from_this()] {
+    if (!gate_.Enter()) return;
+    std::vector<uint32_t> sums = ChecksumsOf(*source_, refine_->base_layers, refine_->base_places, [this] { return gate_.closed(); });
+    gate_.Leave();
+    Post([this, sums = std::move(sums)]() mutable {
+      checksums_ = std::move(sums);
+      checksums_state_ = Checksums::kThere;
+      if (!terminal() && link_.control != nullptr) OnGreeted();
+    });
+  });
+  return true;
+}
+
+RetentionFrame SenderTransfer::Offer() const {
+  const int32_t background = background_tier_.has_value() ? static_cast<int32_t>(*background_tier_) + 1 : 0;
+  return {static_cast<uint64_t>(retain_ms_), host().peer_port(), background};
+}
+
 void SenderTransfer::KeepSource() {
   const TransferReport report = Snapshot();
   RetainedSource kept;

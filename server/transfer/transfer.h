@@ -43,7 +43,7 @@ class TransferHost {
   // are too many, or the daemon drains.
   virtual bool Retain(RetainedSource source) = 0;
   virtual bool KeepBase(std::shared_ptr<RefineBase> base) = 0;
-  virtual RetentionFrame Offer(uint64_t retain_ms) const = 0;
+  virtual uint32_t peer_port() const = 0;
   // Transfers that are no refinements and move bytes: from OnBusy(1) to OnBusy(-1). A refinement sends nothing meanwhile.
   virtual void OnBusy(int delta) = 0;
   // How long a refinement must wait before it may send more; 0: it may now. CountRefined: it has sent.

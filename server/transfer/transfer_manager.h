@@ -48,6 +48,7 @@ struct SenderSpec {
   // Equal fingerprints of the request make a repeated call idempotent.
   std::string fingerprint;
   int64_t retain_ms = 0;  // after COMMITTED; of one part
+  std::optional<Tier> background_tier;  // the destination refines on its own; where it is retained
   // Of a refinement (by the manager alone): the transfer that it makes better, and what of its source.
   std::string refines;
   std::shared_ptr<const RefineSource> refine;
@@ -61,6 +62,7 @@ struct ReceiverSpec {
   int64_t deadline_ms = 0;
   bool accept_dropped = false, exact_conversion = false;
   bool refinable = false;  // Refine may follow; of one part
+  bool refine_direct = false;  // where a refinement in the background lands
   std::string fingerprint;
   // Of a refinement (by the manager alone).
   std::shared_ptr<Refinement> refinement;
@@ -82,7 +84,7 @@ struct RefineStarted {
 };
 struct RefinementApplied {
   uint64_t applied_bytes = 0, staged_bytes = 0, stale_cells = 0;
-  bool complete = false;
+  bool complete = false, exact = false;
 };
 
 // How much tokens matter, learnt while a source is being written; at most one of them.

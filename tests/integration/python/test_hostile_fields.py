@@ -48,6 +48,7 @@ FREE = {
     "hello_reply.shape": "the manifest's counts",
     "manifest.streams": "a hint",
     "manifest.retention": "an offer, which our half did not ask for; bounded",
+    "manifest.checksums": "of a refinement; ours is none",
     "heartbeat.reason": "for people",
     "accept.fence": "the peer's own number; 0 is none",
     "accept.chunks_received": "of chunks that were handed to the network before; the first attempt has none",

@@ -56,8 +56,9 @@ def test_exact_after_refinement(pull, direct, ends):
         half = ends.target.apply_refinement(refine_id, max_bytes=answer.kv_bytes // 2)
         assert not half.complete and 0 < half.applied_bytes <= answer.kv_bytes // 2
         rest = ends.target.apply_refinement(refine_id)
-        assert rest.complete and half.applied_bytes + rest.applied_bytes == answer.kv_bytes
+        assert rest.complete and rest.exact and half.applied_bytes + rest.applied_bytes == answer.kv_bytes
     assert (words(ends) == ends.kv).all()
+    assert ends.target.get_transfer(ends.name).exact
     assert ends.target.refine(ends.name, ends.name + ".again").cells == 0
     for client in (ends.source, ends.target):
         until(lambda client=client: client.get_transfer(ends.name).refined_wire_bytes == report.wire_bytes)
@@ -65,6 +66,22 @@ def test_exact_after_refinement(pull, direct, ends):
         assert base.state == COMMITTED and base.retained_seconds > 0
         assert base.saved_bytes == max(0, base.kv_bytes - base.wire_bytes - report.wire_bytes)
         client.release(ends.name)
+
+
+@pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
+def test_exact_on_its_own(pull, ends):
+    policy = skv.policy(**COARSE, refine="RAW")
+    if pull:
+        ends.publish(policy=policy)
+        ends.fetch(refinable=True, refine_direct=True)
+    else:
+        ends.expect(refinable=True, refine_direct=True)
+        ends.send(policy=policy)
+    until(lambda: ends.target.get_transfer(ends.name).exact)
+    assert (words(ends) == ends.kv).all()
+    assert ends.target.get_transfer(ends.name + ".refine-1").state == COMMITTED
+    with refused("INVALID_ARGUMENT", "INVALID_POLICY"):
+        ends.publish(policy=skv.policy(refine="RAW"))
 
 
 def test_selected_tokens_alone_and_their_exact_words(ends):

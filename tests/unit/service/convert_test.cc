@@ -340,6 +340,21 @@ TEST(RefineFromProto, RefusesByReason) {
   EXPECT_ERROR(with([](auto* r) { r->set_deadline_ms(UINT64_MAX); }), kInvalidArgument, "OUT_OF_RANGE");
 }
 
+TEST(Retention, InTheBackgroundToATier) {
+  v1::Policy proto;
+  EXPECT_FALSE(BackgroundTierOf(proto)->has_value());
+  proto.mutable_refine();
+  EXPECT_ERROR(BackgroundTierOf(proto).status(), kInvalidArgument, "INVALID_POLICY");
+  proto.set_retain_seconds(1);
+  EXPECT_EQ(**BackgroundTierOf(proto), Tier::kRaw);
+  proto.mutable_refine()->set_final(v1::TIER_Q8);
+  EXPECT_EQ(**BackgroundTierOf(proto), Tier::kQ8);
+  proto.mutable_refine()->set_final(v1::TIER_DROP);
+  EXPECT_ERROR(BackgroundTierOf(proto).status(), kInvalidArgument, "INVALID_TIERS");
+  EXPECT_FALSE(*IsDirect(v1::REFINE_MODE_UNSPECIFIED, "mode") || *IsDirect(v1::REFINE_MODE_STAGED, "mode"));
+  EXPECT_TRUE(*IsDirect(v1::REFINE_MODE_DIRECT, "mode"));
+}
+
 TEST(Retention, SecondsUpToTheDaemonsLimitOfOnePart) {
   v1::Policy proto;
   EXPECT_EQ(*RetainMsOf(proto, {}, RequestDefaults()), 0);

@@ -155,11 +155,12 @@ TEST(FrameCodec, HelloBounds) {
 
 TEST(FrameCodec, RefinementsKeepEveryField) {
   HelloFrame want = GoodHello();
-  want.refine = RefineFrame{"t-0", 7, {{{0, 4}, {9, 1}}, {{700, 68}}}, {{2, false, 0}, {2, true, 1}, {29, false, 1}}};
+  want.refine = RefineFrame{"t-0", 7, {{{0, 4}, {9, 1}}, {{700, 68}}}, {{2, false, 0}, {2, true, 1}, {29, false, 1}}, true};
   const auto got = std::get<HelloFrame>(RoundTrip(want));
   ASSERT_TRUE(got.refine.has_value());
   EXPECT_EQ(got.refine->transfer_id, "t-0");
   EXPECT_EQ(got.refine->tier, 7);
+  EXPECT_TRUE(got.refine->verify);
   ASSERT_EQ(got.refine->token_sets.size(), 2u);
   EXPECT_EQ(got.refine->token_sets[0].at(1).first, 9u);
   ASSERT_EQ(got.refine->strips.size(), 3u);
@@ -169,11 +170,14 @@ TEST(FrameCodec, RefinementsKeepEveryField) {
   EXPECT_FALSE(std::get<HelloFrame>(RoundTrip(GoodHello())).refine.has_value());
   ManifestFrame manifest{100, {{0, 100}}, SmallShape(), 60, 2};
   EXPECT_FALSE(std::get<ManifestFrame>(RoundTrip(manifest)).retention.has_value());
-  manifest.retention = RetentionFrame{30000, 7420};
+  manifest.retention = RetentionFrame{30000, 7420, 7};
+  manifest.checksums = {1, 0xFFFFFFFF};
   const auto kept = std::get<ManifestFrame>(RoundTrip(manifest));
   ASSERT_TRUE(kept.retention.has_value());
   EXPECT_EQ(kept.retention->retain_ms, 30000u);
   EXPECT_EQ(kept.retention->peer_port, 7420u);
+  EXPECT_EQ(kept.retention->background_tier, 7);
+  EXPECT_THAT(kept.checksums, testing::ElementsAre(1, 0xFFFFFFFF));
   AcceptFrame accept{9, {}, 4, 2};
   accept.refinable = true;
   EXPECT_TRUE(std::get<AcceptFrame>(RoundTrip(accept)).refinable);
@@ -212,6 +216,8 @@ TEST(FrameCodec, RefinementBounds) {
   ManifestFrame manifest{100, {}, {}, 1, 1};
   manifest.retention = RetentionFrame{86'400'001, 1};
   EXPECT_EQ(FieldOf(FrameFromProto(FrameToProto(manifest))), "manifest.retention.retain_ms");
+  manifest.retention = RetentionFrame{1, 1, 8};
+  EXPECT_EQ(FieldOf(FrameFromProto(FrameToProto(manifest))), "manifest.retention.background_tier");
   manifest.retention = RetentionFrame{1, 65'536};
   EXPECT_EQ(FieldOf(FrameFromProto(FrameToProto(manifest))), "manifest.retention.peer_port");
 }

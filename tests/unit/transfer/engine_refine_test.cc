@@ -19,18 +19,23 @@ class RefineEngineTest : public EngineTest {
   }
 
   // A transfer "t" that is committed on both sides, and whose source is kept.
-  void Commit(bool pull = false, int64_t retain_ms = 60000, Policy policy = Coarse()) {
+  void Commit(bool pull = false, int64_t retain_ms = 60000, Policy policy = Coarse(),
+              std::optional<Tier> background = std::nullopt, bool direct = false) {
     SenderSpec sender = Send("t", Source(), std::move(policy), pull ? "" : "b");
     sender.retain_ms = retain_ms;
+    sender.background_tier = background;
     ReceiverSpec receiver = Expect("t", Target(), pull ? "a" : "");
     receiver.refinable = true;
+    receiver.refine_direct = direct;
     ASSERT_TRUE(a_->manager().StartSender(std::move(sender)).ok());
     ASSERT_TRUE(b_->manager().StartReceiver(std::move(receiver)).ok());
     const TransferReport sent = a_->Watch("t", Role::kSender)->WaitTerminal();
     ASSERT_EQ(sent.state, TransferState::kCommitted) << sent.error;
     ASSERT_EQ(b_->Watch("t", Role::kReceiver)->WaitTerminal().state, TransferState::kCommitted);
     base_ = Landed();
-    ASSERT_FALSE(base_ == sent_);
+    if (!direct) {
+      ASSERT_FALSE(base_ == sent_);
+    }
   }
   static RefineSpec Ask(const std::string& id = "r", Tier tier = Tier::kRaw) {
     RefineSpec spec;
@@ -93,6 +98,8 @@ TEST_F(RefineEngineTest, RefinedToRawIsTheSourceBitForBit) {
     const auto applied = Apply();
     ASSERT_TRUE(applied.ok()) << applied.status();
     EXPECT_TRUE(applied->complete);
+    EXPECT_TRUE(applied->exact);
+    EXPECT_TRUE(Get(*b_, "t", Role::kReceiver).exact);
     EXPECT_EQ(applied->applied_bytes, started->kv_bytes);
     EXPECT_EQ(applied->staged_bytes, 0u);
     EXPECT_EQ(applied->stale_cells, 0u);
@@ -129,7 +136,9 @@ TEST_F(RefineEngineTest, OnlyWhatIsSelectedChanges) {
   const TransferReport report = Await();
   ASSERT_EQ(report.state, TransferState::kCommitted) << report.error;
   EXPECT_LE(report.wire_bytes, 11 * 2 * kRow + 2 * (64 + 16)) << "cells that are asked for, and headers";
-  ASSERT_TRUE(Apply().ok());
+  const auto applied = Apply();
+  ASSERT_TRUE(applied.ok()) << applied.status();
+  EXPECT_FALSE(applied->exact) << "the rest is coarse";
   const std::vector<std::string> landed = Landed();
   for (size_t plane = 0; plane < landed.size(); ++plane) {
     for (size_t token = 0; token < 80; ++token) {
@@ -214,7 +223,7 @@ TEST_F(RefineEngineTest, DirectLandsAsItArrives) {
   const TransferReport report = Await();
   ASSERT_EQ(report.state, TransferState::kCommitted) << report.error;
   EXPECT_TRUE(Landed() == sent_);
-  EXPECT_EQ(report.wire_bytes, Get(*b_, "r", Role::kReceiver).wire_bytes);
+  EXPECT_TRUE(report.exact);
   EXPECT_EQ(ReasonOf(Apply().status()), "NOT_STAGED");
 }
 
@@ -257,10 +266,80 @@ TEST_F(RefineEngineTest, StagingIsBoundedAndRoundsReachTheEnd) {
     if (rounds == 0) {
       EXPECT_EQ(ReasonOfRefine(Ask("full")), "REFINE_STAGING_FULL");
     }
-    ASSERT_TRUE(Apply(id)->complete);
+    const auto applied = Apply(id);
+    ASSERT_TRUE(applied->complete);
+    EXPECT_EQ(applied->exact, left == 0) << "the last round is verified";
   }
   EXPECT_GT(rounds, 5);
   EXPECT_TRUE(Landed() == sent_);
+}
+
+TEST_F(RefineEngineTest, InTheBackgroundEverythingBecomesExact) {
+  Build();
+  Prepare();
+  Commit(/*pull=*/true, 60000, Coarse(), Tier::kRaw, /*direct=*/true);
+  ASSERT_TRUE(Eventually([&] { return Get(*b_, "t", Role::kReceiver).exact; }));
+  EXPECT_TRUE(Landed() == sent_);
+  const TransferReport report = Await("t.refine-1");
+  EXPECT_EQ(report.state, TransferState::kCommitted);
+  EXPECT_TRUE(report.exact);
+  EXPECT_EQ(report.cells_left, 0u);
+}
+
+TEST_F(RefineEngineTest, InTheBackgroundRoundAfterRoundAsThereIsRoom) {
+  EngineSettings settings;
+  settings.options.staging_bytes = 120 * kRow;
+  Build(settings);
+  Prepare();
+  Commit(/*pull=*/true, 60000, Coarse(), Tier::kRaw, /*direct=*/false);
+  int rounds = 0;
+  for (bool exact = false; !exact && rounds < 30;) {
+    const std::string id = "t.refine-" + std::to_string(++rounds);
+    ASSERT_TRUE(Eventually([&] { return b_->manager().Get(kMe, id, Role::kReceiver).ok(); })) << id;
+    ASSERT_EQ(Await(id).state, TransferState::kCommitted);
+    const auto applied = Apply(id);
+    ASSERT_TRUE(applied.ok()) << applied.status();
+    exact = applied->exact;
+  }
+  EXPECT_GT(rounds, 2);
+  EXPECT_TRUE(Landed() == sent_);
+  EXPECT_FALSE(b_->manager().Get(kMe, "t.refine-" + std::to_string(rounds + 1), Role::kReceiver).ok());
+}
+
+TEST_F(RefineEngineTest, InTheBackgroundToEightBitsIsNotExact) {
+  Build();
+  Prepare();
+  Commit(/*pull=*/true, 60000, Coarse(), Tier::kQ8, /*direct=*/true);
+  ASSERT_TRUE(Eventually([&] { return b_->manager().Get(kMe, "t.refine-1", Role::kReceiver).ok(); }));
+  const TransferReport report = Await("t.refine-1");
+  ASSERT_EQ(report.state, TransferState::kCommitted) << report.error;
+  EXPECT_FALSE(report.exact);
+  EXPECT_FALSE(Landed() == sent_);
+  EXPECT_FALSE(b_->manager().Get(kMe, "t.refine-2", Role::kReceiver).ok());
+}
+
+TEST_F(RefineEngineTest, ADestinationThatWasWrittenIsNotExact) {
+  for (const bool direct : {false, true}) {
+    Build();
+    Prepare();
+    std::vector<uint8_t*> row(1);
+    {
+      const auto hold = b_->Target(target_pool_, {{10, 10}}, 80);
+      hold->FillRows(0, 1, PlaneId::kK, 2, 1, row.data());  // of a token that is always RAW
+    }
+    Commit();
+    row[0][7] ^= 1;
+    RefineSpec ask = Ask();
+    ask.direct = direct;
+    ASSERT_TRUE(b_->manager().Refine(ask).ok());
+    const TransferReport report = Await();
+    EXPECT_FALSE(report.exact);
+    EXPECT_EQ(direct ? ReasonOf(report.error) : ReasonOf(Apply().status()), "NOT_EXACT");
+    EXPECT_FALSE(Get(*b_, "t", Role::kReceiver).exact);
+    if (direct) break;
+    TearDown();
+    network_ = std::make_unique<MemoryNetwork>();
+  }
 }
 
 TEST_F(RefineEngineTest, WhatIsNotKeptIsRefusedByReason) {

@@ -165,20 +165,22 @@ class Client:
     async def expect(
         self, transfer_id: str, *, pool: Pool[Any] | SyncPool, token_count: int, blocks: Blocks, token: bytes = b"",
         deadline_ms: int = 0, accept_dropped: bool = False, exact_conversion: bool = False, part: Part = WHOLE,
-        refinable: bool = False,
+        refinable: bool = False, refine_direct: bool = False,
     ) -> None:  # fmt: skip
         request = requests.expect(
-            transfer_id, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion, part, refinable
+            transfer_id, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion, part, refinable,
+            refine_direct,
         )
         await self._with_pool(self.worker.Expect, request, pool)
 
     async def fetch(
         self, transfer_id: str, *, peer: str, pool: Pool[Any] | SyncPool, token_count: int, blocks: Blocks,
         token: bytes = b"", deadline_ms: int = 0, accept_dropped: bool = False, exact_conversion: bool = False, part: Part = WHOLE,
-        refinable: bool = False,
+        refinable: bool = False, refine_direct: bool = False,
     ) -> None:  # fmt: skip
         request = requests.fetch(
-            transfer_id, peer, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion, part, refinable
+            transfer_id, peer, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion, part, refinable,
+            refine_direct,
         )
         await self._with_pool(self.worker.Fetch, request, pool)
 

@@ -128,26 +128,29 @@ class Client:
     def expect(
         self, transfer_id: str, *, pool: Pool, token_count: int, blocks: Blocks, token: bytes = b"",
         deadline_ms: int = 0, accept_dropped: bool = False, exact_conversion: bool = False, part: Part = WHOLE,
-        refinable: bool = False,
+        refinable: bool = False, refine_direct: bool = False,
     ) -> None:  # fmt: skip
         """Reserves destination blocks for a push. They must not be read or written until layers are ready in them.
 
         accept_dropped: the source may drop tokens. exact_conversion: refuse a source whose dtype would be rounded.
-        refinable: refine may follow, if the source's policy has retain_seconds.
+        refinable: refine may follow, if the source's policy has retain_seconds. refine_direct: what comes in the background
+        (policy.refine) lands in the blocks at once.
         """
         request = requests.expect(
-            transfer_id, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion, part, refinable
+            transfer_id, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion, part, refinable,
+            refine_direct,
         )
         pool.call(self.worker.Expect, request)
 
     def fetch(
         self, transfer_id: str, *, peer: str, pool: Pool, token_count: int, blocks: Blocks, token: bytes = b"",
         deadline_ms: int = 0, accept_dropped: bool = False, exact_conversion: bool = False, part: Part = WHOLE,
-        refinable: bool = False,
+        refinable: bool = False, refine_direct: bool = False,
     ) -> None:  # fmt: skip
         """Reserves destination blocks and pulls what the worker of the daemon at `peer` published. As expect otherwise."""
         request = requests.fetch(
-            transfer_id, peer, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion, part, refinable
+            transfer_id, peer, token_count, blocks, token, deadline_ms, accept_dropped, exact_conversion, part, refinable,
+            refine_direct,
         )
         pool.call(self.worker.Fetch, request)
 

@@ -29,6 +29,7 @@ def policy(
     payload_only: bool = False,
     override_quality_gate: bool = False,
     retain_seconds: float = 0.0,
+    refine: str = "",
 ) -> policy_pb2.Policy:
     """How the tokens of a transfer are coded. What is not given is the daemon's default.
 
@@ -49,6 +50,7 @@ def policy(
     sinks: tokens at the front that are always RAW; not given: 4, or with OPTIMAL and scores or queries 1.
     retain_seconds: for so long after the commit the source's blocks stay held, so that the destination may ask for better
         precision (Client.refine); release ends it. 0: not at all.
+    refine: a tier, "RAW" or "Q8": the destination's daemon refines to it on its own, over idle link time. Needs retain_seconds.
     override_quality_gate: use tiers although no probe has opened them to this model; the report says so.
 
     Raises ValueError for a name that does not exist, and for target_seconds or min_budget without budget="auto".
@@ -57,6 +59,8 @@ def policy(
         random_seed=random_seed, strict_budget=strict_budget, payload_only=payload_only,
         override_quality_gate=override_quality_gate, retain_seconds=retain_seconds,
     )  # fmt: skip
+    if refine:
+        message.refine.final = _value(policy_pb2.Tier, "TIER_", refine)
     if budget == "auto":
         if target_seconds is None:
             raise ValueError('budget="auto" needs target_seconds')

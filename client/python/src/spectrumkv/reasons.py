@@ -141,6 +141,8 @@ class NOT_A_REFINEMENT(SpectrumKVError):
     """The transfer was not begun by Refine."""
 class NOT_COMMITTED(SpectrumKVError):
     """Only a transfer that has committed here can be refined."""
+class NOT_EXACT(SpectrumKVError):
+    """All was refined to RAW, but the checksums of source and destination differ: one of them was written."""
 class NOT_RETAINED(SpectrumKVError):
     """Nothing is kept to refine the transfer: it was not to be, or it is over."""
 class NOT_STAGED(SpectrumKVError):

@@ -36,6 +36,10 @@ def part_of(part: Part) -> policy_pb2.Part | None:
     return None if part == WHOLE else policy_pb2.Part(index=part[0], count=part[1])
 
 
+def mode_of(direct: bool) -> worker_service_pb2.RefineMode:
+    return worker_service_pb2.REFINE_MODE_DIRECT if direct else worker_service_pb2.REFINE_MODE_UNSPECIFIED
+
+
 def key_of(transfer_id: str, role: str) -> worker_service_pb2.TransferKey:
     value = report_pb2.TransferRole.Value(f"TRANSFER_ROLE_{role or 'UNSPECIFIED'}")
     return worker_service_pb2.TransferKey(transfer_id=transfer_id, role=value)
@@ -87,23 +91,23 @@ def advance(
 
 def expect(
     transfer_id: str, token_count: int, blocks: Blocks, token: bytes, deadline_ms: int, accept_dropped: bool,
-    exact_conversion: bool, part: Part, refinable: bool = False,
+    exact_conversion: bool, part: Part, refinable: bool = False, refine_direct: bool = False,
 ) -> worker_service_pb2.ExpectRequest:  # fmt: skip
     return worker_service_pb2.ExpectRequest(
         transfer_id=transfer_id, transfer_token=token, token_count=token_count, blocks=blocks_of(blocks),
         deadline_ms=deadline_ms, accept_dropped=accept_dropped, exact_conversion=exact_conversion,
-        part=part_of(part), refinable=refinable,
+        part=part_of(part), refinable=refinable, refine_mode=mode_of(refine_direct),
     )  # fmt: skip
 
 
 def fetch(
     transfer_id: str, peer: str, token_count: int, blocks: Blocks, token: bytes, deadline_ms: int,
-    accept_dropped: bool, exact_conversion: bool, part: Part, refinable: bool = False,
+    accept_dropped: bool, exact_conversion: bool, part: Part, refinable: bool = False, refine_direct: bool = False,
 ) -> worker_service_pb2.FetchRequest:  # fmt: skip
     return worker_service_pb2.FetchRequest(
         transfer_id=transfer_id, transfer_token=token, peer=peer, token_count=token_count, blocks=blocks_of(blocks),
         deadline_ms=deadline_ms, accept_dropped=accept_dropped, exact_conversion=exact_conversion,
-        part=part_of(part), refinable=refinable,
+        part=part_of(part), refinable=refinable, refine_mode=mode_of(refine_direct),
     )  # fmt: skip
 
 
@@ -118,7 +122,7 @@ def refine(
     return worker_service_pb2.RefineRequest(
         transfer_id=transfer_id, refine_id=refine_id, peer=peer, selection=selection,
         tier=policy_pb2.Tier.Value(f"TIER_{tier}"), budget=budget, deadline_ms=deadline_ms,
-        mode=worker_service_pb2.REFINE_MODE_DIRECT if direct else worker_service_pb2.REFINE_MODE_STAGED,
+        mode=mode_of(direct),
     )  # fmt: skip
 
 

@@ -1,0 +1,153 @@
+// What TransferManagerImpl keeps of transfers that have committed, so that they can be refined, and how that ends.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/status.h"
+#include "server/transfer/manager.h"
+#include "server/transfer/units.h"
+
+namespace spectrumkv {
+
+bool TransferManagerImpl::AddKept(const Key& key, Kept kept, uint64_t retain_ms) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto of_role = std::count_if(kept_.begin(), kept_.end(), [&](const auto& k) { return k.first.first == key.first; });
+  if (draining_ || kept_.count(key) != 0 || of_role >= options_.max_retained) {
+    parts_.metrics->CountRetention(key.first == Role::kSender ? MetricRole::kSender : MetricRole::kReceiver,
+                                   MetricRetention::kRefused);
+    return false;
+  }
+  kept.until_ns = parts_.clock->NowNs() + static_cast<int64_t>(retain_ms) * kMsToNs;
+  kept.timer = parts_.clock->CallAt(kept.until_ns, [this, key] {
+    parts_.control->Post([this, key] {
+      EndKept(key, MakeError(absl::StatusCode::kDeadlineExceeded, "RETENTION_EXPIRED",
+                             absl::StrCat("the source of transfer ", key.second, " is no longer retained")));
+    });
+  });
+  kept_.emplace(key, std::move(kept));
+  parts_.metrics->CountRetention(key.first == Role::kSender ? MetricRole::kSender : MetricRole::kReceiver,
+                                 MetricRetention::kKept);
+  return true;
+}
+
+bool TransferManagerImpl::Retain(RetainedSource source) {
+  const Key key{Role::kSender, source.transfer_id};
+  const std::shared_ptr<BlockHold> hold = source.hold;
+  const uint64_t retain_ms = source.retain_ms;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    source.owner = entries_.at(key).owner;
+  }
+  Kept kept;
+  kept.kv_bytes = source.kv_bytes;
+  kept.wire_bytes = source.wire_bytes;
+  kept.pool_id = source.pool_id;
+  kept.source = std::make_shared<RetainedSource>(std::move(source));
+  if (!AddKept(key, std::move(kept), retain_ms)) return false;
+  // Outside the lock: where the pool is lost already, it is told at once.
+  hold->OnLost([door = door_, key](absl::Status why) {
+    std::lock_guard<std::mutex> lock(door->mutex);
+    TransferManagerImpl* const manager = door->manager;
+    if (manager == nullptr) return;
+    manager->parts_.control->Post([manager, key, why] {
+      manager->EndKept(key, MakeError(absl::StatusCode::kFailedPrecondition, "SOURCE_GONE",
+                                      absl::StrCat("the source pool was lost: ", std::string(why.message()))));
+    });
+  });
+  return true;
+}
+
+bool TransferManagerImpl::KeepBase(std::shared_ptr<RefineBase> base) {
+  const Key key{Role::kReceiver, base->transfer_id};
+  const uint64_t retain_ms = base->retain_ms;
+  Kept kept;
+  kept.kv_bytes = base->kv_bytes;
+  kept.wire_bytes = base->wire_bytes;
+  kept.pool_id = base->pool_id;
+  const bool background = base->background_tier.has_value();
+  kept.base = std::move(base);
+  if (!AddKept(key, std::move(kept), retain_ms)) return false;
+  // Later: the transfer is not remembered as committed yet.
+  if (background) parts_.control->Post([this, id = key.second] { RefineInBackground(id); });
+  return true;
+}
+
+// Nothing new begins; what runs is ended with `why`, unless that is OK: then it may finish.
+void TransferManagerImpl::EndKept(const Key& key, const absl::Status& why, std::function<void()> done) {
+  std::vector<std::shared_ptr<Transfer>> children;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = kept_.find(key);
+    if (it != kept_.end()) {
+      Kept& kept = it->second;
+      kept.ended = true;
+      parts_.clock->Cancel(kept.timer);
+      if (done) kept.waiters.push_back(std::exchange(done, nullptr));
+      for (const std::string& child : kept.children) {
+        const auto entry = entries_.find({key.first, child});
+        if (entry != entries_.end() && entry->second.transfer != nullptr) children.push_back(entry->second.transfer);
+      }
+    }
+  }
+  if (done) return done();
+  if (!why.ok()) {
+    for (auto& child : children) child->Post([t = child.get(), why] { t->Fail(why); });
+  }
+  FinishKept(key);
+}
+
+// Lets go of what has ended, once none of its refinements runs.
+void TransferManagerImpl::FinishKept(const Key& key) {
+  Kept kept;  // let go outside the lock
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = kept_.find(key);
+    if (it == kept_.end() || !it->second.ended || !it->second.children.empty()) return;
+    kept = std::move(it->second);
+    kept_.erase(it);
+  }
+  kept.source.reset();  // the blocks first: whoever waits may use them at once
+  kept.base.reset();
+  parts_.metrics->AddSavedBytes(key.first == Role::kSender ? MetricRole::kSender : MetricRole::kReceiver, kept.kv_bytes,
+                                kept.wire_bytes + kept.refined_wire_bytes);
+  for (auto& waiter : kept.waiters) waiter();
+}
+
+void TransferManagerImpl::EndAllKept(const std::string& pool_id, const absl::Status& why) {
+  std::vector<Key> keys;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [key, kept] : kept_) {
+      if (pool_id.empty() || kept.pool_id == pool_id) keys.push_back(key);
+    }
+  }
+  for (const Key& key : keys) EndKept(key, why);
+}
+
+void TransferManagerImpl::EndRefinements(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
+                                         std::function<void()> done) {
+  std::optional<Key> key;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const absl::StatusOr<Key> found = KeyOf(caller, transfer_id, role);
+    if (found.ok()) key = *found;
+  }
+  if (!key.has_value()) return done();
+  EndKept(*key, MakeError(absl::StatusCode::kCancelled, "RELEASED", "the worker has released the transfer"),
+          std::move(done));
+}
+
+void TransferManagerImpl::EndRefinementsOf(const std::string& pool_id) {
+  EndAllKept(pool_id, MakeError(absl::StatusCode::kCancelled, "RELEASED", "the worker unregisters the pool"));
+}
+
+
+void TransferManagerImpl::FillRefinement(const Key& key, const Entry& entry, TransferReport* report) const {
+  const auto kept = kept_.find(key);
+  if (kept != kept_.end() && !kept->second.ended) {
+    report->retained_seconds = static_cast<double>(kept->second.until_ns - parts_.clock->NowNs()) * 1e-9;
+  }
+  if (entry.refinement != nullptr) entry.refinement->AddTo(report);
+}
+
+}  // namespace spectrumkv
