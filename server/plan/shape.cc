@@ -19,13 +19,26 @@ ChunkDims DimsOf(const PlanLayer& layer, uint32_t tokens) {
   return ChunkDims{tokens, layer.heads, layer.head_dim, layer.dtype, layer.has_v};
 }
 
+namespace {
+
+// Chunks of refinements are smaller: another transfer that begins waits for the one that is under way.
+constexpr uint32_t kStripChunksPerChunk = 4;
+
+uint32_t StripStep(uint32_t step) {
+  const uint32_t finer = step / kStripChunksPerChunk / 64 * 64;
+  return finer > 0 ? finer : std::min(step, 64u);
+}
+
+}  // namespace
+
 std::vector<ChunkCut> CutChunks(const TransferShape& shape) {
   std::vector<ChunkCut> cuts;
   uint32_t kept = shape.kept_count();
   for (uint32_t l = 0; l < shape.layers.size(); ++l) {
     const PlanLayer& layer = shape.layers[l];
     if (!shape.strips.empty()) kept = shape.tokens_of(l);
-    const uint32_t step = TokensPerChunk(layer.heads, layer.head_dim, layer.dtype, layer.has_v);
+    const uint32_t whole = TokensPerChunk(layer.heads, layer.head_dim, layer.dtype, layer.has_v);
+    const uint32_t step = shape.strips.empty() ? whole : StripStep(whole);
     for (uint64_t first = 0; first < kept; first += step) {
       const uint32_t at = static_cast<uint32_t>(first);
       cuts.push_back({static_cast<uint32_t>(cuts.size()), l, at, std::min(step, kept - at)});

@@ -238,12 +238,19 @@ TEST_F(RpcCases, RefineAndApplyMakeWhatArrivedExact) {
   EXPECT_EQ(started.epoch(), decode().epoch());
   EXPECT_GT(started.cells(), 0u);
   ASSERT_EQ(WaitEnd(decode_worker(), id + ".r").state(), v1::TRANSFER_STATE_COMMITTED);
+  refine.set_transfer_id("no-such-transfer");
+  EXPECT_EQ(decode_worker().Refine(Context().get(), refine, &started).error_code(), grpc::StatusCode::NOT_FOUND);
   v1::ApplyRefinementRequest apply;
+  apply.set_refine_id(id);
+  v1::ApplyRefinementResponse refused;
+  EXPECT_EQ(decode_worker().ApplyRefinement(Context().get(), apply, &refused).error_code(),
+            grpc::StatusCode::FAILED_PRECONDITION);
   apply.set_refine_id(id + ".r");
   v1::ApplyRefinementResponse applied;
   EXPECT_RPC_OK(decode_worker().ApplyRefinement(Context().get(), apply, &applied));
   EXPECT_TRUE(applied.complete());
-  EXPECT_EQ(applied.applied_bytes(), started.kv_bytes());
+  EXPECT_TRUE(applied.exact());
+  EXPECT_GT(applied.applied_bytes(), 0u);
   EXPECT_EQ(FirstBlock(decode_worker(), target), filled);
 }
 
