@@ -540,5 +540,59 @@ TEST_F(RefineEngineTest, SavedBytesCountWhatReallyCrossed) {
   EXPECT_EQ(saved(*a_, "sender"), static_cast<double>(want));
 }
 
+TEST_F(RefineEngineTest, EveryFrameAndChunkHitOnce) {
+  using Kind = Fault::Kind;
+  Build();
+  Prepare();
+  int tried = 0, committed = 0;
+  for (const Kind kind : {Kind::kDrop, Kind::kDuplicate, Kind::kCorrupt, Kind::kBreak}) {
+    for (const bool data : {false, true}) {
+      for (const std::string from : {"a", "b"}) {
+        for (uint64_t index = 0; index < (data ? 3 : 4); ++index) {
+          if (data && from == "b") continue;  // a receiver sends no chunks
+          SCOPED_TRACE(std::string(data ? "chunk " : "frame ") + from + std::to_string(index) + " fault " +
+                       std::to_string(static_cast<int>(kind)));
+          Commit(/*pull=*/index % 2 == 1);
+          auto done = std::make_shared<std::atomic<bool>>(false);
+          network_->SetFaultHook([=](const FaultPoint& point) {
+            const bool here = point.data == data && point.from == from && point.index == index;
+            return here && !done->exchange(true) ? Fault{kind, 0, 1, 40, 0x10} : Fault{};
+          });
+          RefineSpec ask = Ask();
+          ask.deadline_ms = 1500;
+          ASSERT_TRUE(b_->manager().Refine(ask).ok());
+          const TransferReport refined = Await();
+          network_->SetFaultHook(nullptr);
+          tried += done->load() ? 1 : 0;
+          EXPECT_EQ(Get(*b_, "t", Role::kReceiver).state, TransferState::kCommitted);
+          EXPECT_TRUE(Landed() == base_) << "nothing is applied yet";
+          if (refined.state == TransferState::kCommitted) {
+            ++committed;
+            const auto applied = Apply();
+            // A frame that lies is found by the checksums.
+            EXPECT_TRUE(applied.ok() ? Landed() == sent_ : ReasonOf(applied.status()) == "NOT_EXACT") << applied.status();
+          } else {
+            EXPECT_EQ(ReasonOf(Apply().status()), "REFINEMENT_DROPPED");
+          }
+          for (Engine* engine : {a_.get(), b_.get()}) {
+            const Role role = engine == a_.get() ? Role::kSender : Role::kReceiver;
+            std::atomic<bool> ended{false};
+            engine->manager().EndRefinements(kMe, "t", role, [&] { ended = true; });
+            ASSERT_TRUE(Eventually([&] { return ended.load(); }));
+            ASSERT_TRUE(engine->manager().Release(kMe, "t", role).ok());
+            static_cast<void>(Eventually([&] {
+              const absl::Status released = engine->manager().Release(kMe, "r", role);
+              return released.ok() || ReasonOf(released) == "UNKNOWN_TRANSFER";
+            }));
+          }
+          EXPECT_EQ(b_->receive_slots().used(), 0u);
+        }
+      }
+    }
+  }
+  EXPECT_GT(tried, 20);
+  EXPECT_GT(committed, 20);
+}
+
 }  // namespace
 }  // namespace spectrumkv
