@@ -90,5 +90,11 @@ def cost(results):
     yield Goal("OPTIMAL-sample+plan/encode", rows[0]["share_of_encode"] if rows else None, 0.1, at_most=True)
 
 
+def refine(results):
+    for link in ("10G", "1G"):
+        ratios = [row["ratio"] for row in results.select("refine", kind="others", link=link)]
+        yield Goal("%s-others-beside-a-refinement" % link, max(ratios, default=None), 1.03, at_most=True)
+
+
 def all_goals(results):
-    return [goal for group in (loopback, links, codec, latency, cost) for goal in group(results)]
+    return [goal for group in (loopback, links, codec, latency, cost, refine) for goal in group(results)]

@@ -87,6 +87,25 @@ def moves(results, part):
     return text
 
 
+def refine(results):
+    exact, others = results.select("refine", kind="exact"), results.select("refine", kind="others")
+    if not exact:
+        return ""
+    text = "## Refinement\n\n" + commands(results.rows["refine"])
+    text += ("From Send to the base, and to the destination that equals the source, applied; beside RAW alone, which took its turn "
+             "([refinement.md](refinement.md)). Bytes: base and refinement over RAW alone.\n\n")
+    text += table(["link", "base", "base ms", "exact ms", "RAW alone ms", "base / RAW", "exact / RAW", "bytes / RAW"], [
+        [row["link"], row["name"], spread(row, "base_s", 1e3, "%.0f"), spread(row, "exact_s", 1e3, "%.0f"), spread(row, "raw_s", 1e3, "%.0f"),
+         "%.2f" % (row["base_s_median"] / row["raw_s_median"]), "%.2f" % (row["exact_s_median"] / row["raw_s_median"]),
+         "%.2f" % row["bytes_to_raw"]] for row in exact]) + "\n"
+    if others:
+        text += "What a refinement that runs all the time costs other transfers:\n\n"
+        text += table(["link", "", "tokens", "alone ms", "beside ms", "ratio"], [
+            [row["link"], row["name"], str(row["tokens"]), spread(row, "alone_s", 1e3, "%.1f"), spread(row, "beside_s", 1e3, "%.1f"),
+             "%.3f" % row["ratio"]] for row in others]) + "\n"
+    return text
+
+
 MORE_CORES = (
     "Which of these rows the link bounds and which the two cores that both daemons share: `link` is the time of the plain "
     "socket times the share of bytes that crossed, `CPU` the CPU seconds of both daemons. Simulated, not measured: with n "
@@ -206,6 +225,7 @@ def markdown(results):
     text = "# Measured\n\n" + "".join(textwrap.fill(part.format(**known), 120) + "\n\n" for part in INTRO) + goals(results)
     text += "## Loopback\n\n" + moves(results, "loopback")
     text += "## Shaped links\n\nTwo network namespaces and a veth pair, shaped with `tbf`; nothing adds delay.\n\n" + moves(results, "links") + more_cores(results)
+    text += refine(results)
     return (text + codec(results) + plan(results) + latency(results) + scale(results)).rstrip("\n") + "\n"
 
 

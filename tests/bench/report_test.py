@@ -51,7 +51,13 @@ def complete():
              "cpu_s_per_gb_median": 1.0, "prefill_mib": 1, "decode_mib": 1, "staging_mib": 192, "slowest_to_median_median": 1.0,
              "expect_s_median": 0.1, "send_call_s_median": 0.1, "command": "scale"}
     scale.update({"seconds" + end: 0.1 for end in ("_median", "_min", "_max")})
-    return Results({"loopback": loopback, "links": links, "codec": codec, "plan": plan, "latency": [first, small, idle],
+    exact = {"bench": "refine", "kind": "exact", "link": "1G", "name": "b=0.2", "bytes_to_raw": 1.19, "command": "refine --link 1G"}
+    exact.update({what + "_s" + end: value for what, value in (("base", 0.2), ("exact", 1.2), ("raw", 1.0))
+                  for end in ("_median", "_min", "_max")})
+    others = {"bench": "refine", "kind": "others", "link": "1G", "name": "b=0.2", "tokens": 512, "ratio": 1.02,
+              "command": "refine --link 1G"}
+    others.update({what + "_s" + end: 0.01 for what in ("alone", "beside") for end in ("_median", "_min", "_max")})
+    return Results({"loopback": loopback, "links": links, "refine": [exact, others, {**others, "link": "10G"}], "codec": codec, "plan": plan, "latency": [first, small, idle],
                     "scale": [scale]})
 
 
@@ -75,6 +81,7 @@ class GoalsTest(unittest.TestCase):
             ("latency", {"kind": "small"}, "committed_p99_ms", 5.1, {"128-tokens-p99-ms"}),
             ("latency", {"kind": "first_layer"}, "first_layer_s_median", 0.013, {"first-layer/(2/layers-of-whole+2ms)"}),
             ("loopback", {"name": "b=0.3"}, "cpu_s_per_gb_median", 0.7, {"CPU-s-per-GB-b=0.3"}),
+            ("refine", {"kind": "others", "link": "1G"}, "ratio", 1.04, {"1G-others-beside-a-refinement"}),
             ("plan", {"bench": "plan"}, "plan_s", 0.3, {"plan-131072x80/transfer"}),
             ("plan", {"bench": "optimal"}, "share_of_encode", 0.11, {"OPTIMAL-sample+plan/encode"}),
         ]
@@ -104,6 +111,8 @@ class ReportTest(unittest.TestCase):
         self.assertIn("| P8 | 4.50 | 111.1 [111.1..111.1] | 0.500 | 0.38 | 1.12 | 1.50 | 4.50 | 0.10 [0.10..0.10] |  |", page)
         self.assertIn("| SCORES | 200.0 | 5.00 % | 2.00 % |", page)
         self.assertIn("| sample | 0.08 | 0.080 |", page)
+        self.assertIn("| 0.20 | 1.20 | 1.19 |", page)
+        self.assertIn("| 10.0 [10.0..10.0] | 10.0 [10.0..10.0] | 1.020 |", page)
         self.assertNotIn("None", page)
 
     def test_more_cores_help_what_the_cores_bound_and_nothing_more(self):

@@ -3,7 +3,7 @@
 import json
 import pathlib
 
-PARTS = ("codec", "plan", "loopback", "links", "latency", "scale")
+PARTS = ("codec", "plan", "loopback", "links", "refine", "latency", "scale")
 
 
 class Results:

@@ -1,10 +1,14 @@
 """Refinement through two real daemons: what arrived coarse becomes the source, word for word."""
 
+import contextlib
+import time
+
 import numpy as np
 import pytest
-from ends import COMMITTED, Ends, ended, until
+from ends import CANCELLED, COMMITTED, Ends, ended, until
 from moves import landed, random_words
-from real_daemon import RealDaemon, refused
+from real_daemon import RealDaemon, refused, running
+from tcp_proxy import Proxy
 
 import spectrumkv as skv
 from spectrumkv.v1 import report_pb2
@@ -213,3 +217,85 @@ def test_other_data_types(source, target, prefill, decode, transfer_id):
         got = there.kv(0)[:, :, blocks].reshape(3, 2, 96, 2, 64)[:, :, :TOKENS].view("<u4")
         assert (got == kv.astype("<u4") << 16).all()
 
+
+RATE = 60_000  # bytes a second: what is refined takes about two seconds
+
+
+@contextlib.contextmanager
+def slowly(name, **keys):
+    """A refinement that has begun, at a rate that leaves time for mishaps: ends, relay to the source's daemon."""
+    keys = dict(refine__max_rate_bytes=RATE, transfer__progress_timeout_ms=1500, **keys)
+    with running(**keys) as prefill, running(**keys) as decode, prefill.client() as source, decode.client() as target:
+        ends = Ends(source, target, prefill, decode, name, skv.Group(**GROUP), TOKENS)
+        with contextlib.ExitStack() as pools, Proxy(prefill.peer) as relay:
+            pools.enter_context(ends.there.pool)
+            commit(ends)
+            target.refine(name, name + ".r", peer=relay.address)
+            until(lambda: target.get_transfer(name + ".r").staged_bytes > 0)
+            assert target.get_transfer(name + ".r").state != COMMITTED
+            yield ends, relay, prefill
+
+
+def test_the_rate_is_kept():
+    with slowly("rate") as (ends, _, _):
+        report = ends.target.wait("rate.r", timeout_s=60)
+        assert report.wire_bytes / report.duration_seconds < RATE * 1.3, "five of six chunks have been waited for"
+        assert ends.target.apply_refinement("rate.r").exact
+        assert (words(ends) == ends.kv).all()
+
+
+def test_what_has_arrived_may_be_applied_while_more_comes():
+    with slowly("early") as (ends, _, _):
+        coarse = words(ends).copy()
+        first = ends.target.apply_refinement("early.r")
+        assert first.applied_bytes > 0 and not first.complete and not first.exact
+        now = words(ends)
+        assert ((now == coarse) | (now == ends.kv)).all() and (now != coarse).any()
+        ends.target.wait("early.r", timeout_s=60)
+        assert ends.target.apply_refinement("early.r").exact
+        assert (words(ends) == ends.kv).all()
+
+
+def test_a_link_that_comes_back_goes_on():
+    with slowly("resumed") as (ends, relay, _):
+        relay.break_down()
+        time.sleep(0.3)
+        relay.is_down = False
+        report = ends.target.wait("resumed.r", timeout_s=60)
+        assert report.attempts > 1 and report.chunks > report.chunks_resent
+        assert ends.target.apply_refinement("resumed.r").exact
+        assert (words(ends) == ends.kv).all()
+
+
+def test_cancelled_half_way():
+    with slowly("cancelled") as (ends, _, _):
+        coarse = words(ends).copy()
+        assert ends.target.cancel("cancelled.r").state == CANCELLED
+        assert (words(ends) == coarse).all()
+        until(lambda: ends.source.get_transfer("cancelled.r").state == CANCELLED)
+        # Nothing stands in the way of the next.
+        ends.target.refine("cancelled", "cancelled.r2", tokens=[(0, 8)])
+        assert ends.target.wait("cancelled.r2", timeout_s=30).state == COMMITTED
+
+
+def test_a_prefill_daemon_that_dies_half_way():
+    with slowly("dead") as (ends, _, prefill):
+        ends.target.apply_refinement("dead.r")
+        partly = words(ends).copy()
+        prefill.kill()
+        report = ended(ends.target, "dead.r")
+        assert report.state == FAILED and report.reason in ("PEER_GONE", "PEER_UNREACHABLE", "PEER_SILENT"), report
+        assert ends.target.get_transfer("dead").state == COMMITTED
+        assert (words(ends) == partly).all(), "what was applied stays"
+        with refused("FAILED_PRECONDITION", "REFINEMENT_DROPPED"):
+            ends.target.apply_refinement("dead.r")
+
+
+def test_released_half_way():
+    """When release answers, the source's blocks may be written: nothing of that arrives."""
+    with slowly("released") as (ends, _, _):
+        ends.source.release("released")
+        ends.here.pool.kv(0).view("<u2")[:] = 0x7777
+        report = ended(ends.target, "released.r")
+        assert (report.state, report.reason) == (FAILED, "RELEASED"), report
+        assert not (words(ends) == 0x7777).any()
