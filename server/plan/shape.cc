@@ -4,6 +4,17 @@
 #include "server/plan/plan.h"
 
 namespace spectrumkv {
+namespace {
+
+// Chunks of refinements are smaller: another transfer that begins waits for the one that is under way.
+constexpr uint32_t kStripChunksPerChunk = 4;
+
+uint32_t StripStep(uint32_t step) {
+  const uint32_t finer = step / kStripChunksPerChunk / 64 * 64;
+  return finer > 0 ? finer : std::min(step, 64u);
+}
+
+}  // namespace
 
 uint32_t CountTokens(const std::vector<TokenRange>& ranges) {
   uint32_t count = 0;
@@ -18,18 +29,6 @@ uint32_t TransferShape::tokens_of(size_t layer_index) const { return CountTokens
 ChunkDims DimsOf(const PlanLayer& layer, uint32_t tokens) {
   return ChunkDims{tokens, layer.heads, layer.head_dim, layer.dtype, layer.has_v};
 }
-
-namespace {
-
-// Chunks of refinements are smaller: another transfer that begins waits for the one that is under way.
-constexpr uint32_t kStripChunksPerChunk = 4;
-
-uint32_t StripStep(uint32_t step) {
-  const uint32_t finer = step / kStripChunksPerChunk / 64 * 64;
-  return finer > 0 ? finer : std::min(step, 64u);
-}
-
-}  // namespace
 
 std::vector<ChunkCut> CutChunks(const TransferShape& shape) {
   std::vector<ChunkCut> cuts;

@@ -263,6 +263,11 @@ absl::StatusOr<std::shared_ptr<RetainedSource>> TransferManagerImpl::RetainedFor
     return MakeError(absl::StatusCode::kPermissionDenied, "TOKEN_MISMATCH",
                      "transfer_token is not that of the transfer to be refined");
   }
+  // Nobody else has the rest of it.
+  if (hello.epoch != kept->second.source->peer_epoch) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "PEER_RESTARTED",
+                     "this daemon is not the one that has received the transfer, or it has restarted since");
+  }
   return kept->second.source;
 }
 

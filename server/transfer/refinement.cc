@@ -94,11 +94,12 @@ class Refinement::StagedHold final : public BlockHold {
            r.places_[strip].values != values) {
       ++strip;
     }
-    uint32_t before = 0;
-    auto run = r.choice_.rows[strip].begin();
-    while (run->first + run->count <= token_first) before += (run++)->count;
+    const std::vector<TokenRange>& runs = r.choice_.rows[strip];
+    const auto after = std::upper_bound(runs.begin(), runs.end(), token_first,
+                                        [](uint32_t token, const TokenRange& run) { return token < run.first; });
+    const size_t run = static_cast<size_t>(after - runs.begin()) - 1;
     const TensorSchema& tensor = schema_.groups[group].layers[layer_slot].k;
-    const uint64_t row = before + (token_first - run->first);
+    const uint64_t row = r.rows_before_[strip][run] + (token_first - runs[run].first);
     for (uint32_t i = 0; i < count; ++i) {
       rows[i] = r.memory_.get() + r.strip_offset_[strip] + (row + i) * tensor.token_stride_bytes;
     }
@@ -128,7 +129,12 @@ Refinement::Refinement(std::shared_ptr<RefineBase> base, RefineChoice choice, Ti
     const GroupSchema& group = base_->schema.groups[place.group];
     strip_first_.push_back(tokens);
     strip_offset_.push_back(memory_bytes_);
-    const uint32_t count = CountTokens(choice_.rows[strip_first_.size() - 1]);
+    uint32_t count = 0;
+    std::vector<uint32_t>& before = rows_before_.emplace_back();
+    for (const TokenRange& run : choice_.rows[strip_first_.size() - 1]) {
+      before.push_back(count);
+      count += run.count;
+    }
     memory_bytes_ += uint64_t{count} * group.head_count * group.head_dim * SizeOf(group.dtype);
     tokens += count;
   }

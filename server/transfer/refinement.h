@@ -57,6 +57,7 @@ class SharedHold final : public BlockHold {
 struct RetainedSource {
   std::string transfer_id, token, pool_id;
   Caller owner;  // set by the manager
+  uint64_t peer_epoch = 0;  // of the daemon that has it all, and may ask again
   std::shared_ptr<BlockHold> hold;
   std::vector<PlanLayer> layers;
   std::vector<LayerPlace> places;
@@ -162,6 +163,7 @@ class Refinement : public std::enable_shared_from_this<Refinement> {
   std::vector<uint8_t> tiers_;         // of each token of each strip, as it arrived
   // Staging: the rows of each strip, dense, one strip after the other.
   std::vector<uint64_t> strip_offset_;
+  std::vector<std::vector<uint32_t>> rows_before_;  // by strip and run of choice_.rows: how many rows lie in front of it
   std::unique_ptr<uint8_t[]> memory_;
   uint64_t memory_bytes_ = 0;
 

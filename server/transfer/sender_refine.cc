@@ -58,6 +58,7 @@ void SenderTransfer::KeepSource() {
   kept.transfer_id = id();
   kept.token = token();
   kept.pool_id = report.pool_id;
+  kept.peer_epoch = peer_epoch();
   kept.hold = std::move(source_);
   kept.layers = layers_;
   kept.places = places_;

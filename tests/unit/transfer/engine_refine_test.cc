@@ -540,6 +540,65 @@ TEST_F(RefineEngineTest, SavedBytesCountWhatReallyCrossed) {
   EXPECT_EQ(saved(*a_, "sender"), static_cast<double>(want));
 }
 
+// Hears why a peer's stream was closed.
+class Refusal final : public ControlListener {
+ public:
+  void OnFrame(ControlFrame) override {}
+  void OnClosed(absl::Status status) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = true;
+    status_ = std::move(status);
+    changed_.notify_all();
+  }
+  std::string Reason() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::seconds(20), [this] { return closed_; }) ? ReasonOf(status_) : "none came";
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool closed_ = false;
+  absl::Status status_;
+};
+
+TEST_F(RefineEngineTest, WhoAsksMustHaveTheRestAndFit) {
+  Build();
+  Prepare();
+  Commit();
+  const auto transport = network_->TransportOf("stranger");
+  const auto refused = [&](const std::function<void(HelloFrame*)>& change) {
+    HelloFrame hello;
+    hello.epoch = kEpochB;
+    hello.role = Role::kReceiver;
+    hello.transfer_id = "s";
+    hello.deadline_ms = 5000;
+    hello.token_count = 80;
+    hello.refine = RefineFrame{"t", 1, {{{0, 80}}}, {{0, false, 0}, {0, true, 0}, {2, true, 0}}};
+    change(&hello);
+    auto listener = std::make_shared<Refusal>();
+    const auto stream = transport->OpenControl("a", listener);
+    stream->Send(hello);
+    return listener->Reason();
+  };
+  EXPECT_EQ(refused([](HelloFrame* h) { h->epoch = 1; }), "PEER_RESTARTED");
+  EXPECT_EQ(refused([](HelloFrame* h) { h->expected_epoch = 1; }), "PEER_RESTARTED");
+  EXPECT_EQ(refused([](HelloFrame* h) { h->transfer_token = std::string(16, 'x'); }), "TOKEN_MISMATCH");
+  EXPECT_EQ(refused([](HelloFrame* h) { h->refine->transfer_id = "other"; }), "NOT_RETAINED");
+  EXPECT_EQ(refused([](HelloFrame* h) { h->transfer_id = "t"; }), "TRANSFER_EXISTS");
+  EXPECT_EQ(refused([](HelloFrame* h) { h->role = Role::kSender; }), "BAD_REFINE");
+  EXPECT_EQ(refused([](HelloFrame* h) { h->part_count = 2; }), "BAD_REFINE");
+  EXPECT_EQ(refused([](HelloFrame* h) { h->format_version = 2; }), "UNSUPPORTED_VERSION");
+  EXPECT_EQ(refused([](HelloFrame* h) { h->refine->strips[0].layer = 3; }), "BAD_REFINE");
+  EXPECT_EQ(refused([](HelloFrame* h) { std::swap(h->refine->strips[0], h->refine->strips[1]); }), "BAD_REFINE");
+  EXPECT_EQ(refused([](HelloFrame* h) { h->refine->strips[1] = h->refine->strips[0]; }), "BAD_REFINE");
+  EXPECT_EQ(refused([](HelloFrame* h) { h->token_count = 81, h->refine->token_sets[0][0].count = 81; }), "BAD_REFINE");
+  EXPECT_TRUE(a_->manager().List(10, /*active_only=*/true).empty());
+  // And the honest one gets what it asks for.
+  ASSERT_TRUE(b_->manager().Refine(Ask()).ok());
+  EXPECT_EQ(Await().state, TransferState::kCommitted);
+}
+
 TEST_F(RefineEngineTest, EveryFrameAndChunkHitOnce) {
   using Kind = Fault::Kind;
   Build();
