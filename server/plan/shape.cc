@@ -7,7 +7,7 @@ namespace spectrumkv {
 namespace {
 
 // Chunks of refinements are smaller: another transfer that begins waits for the one that is under way.
-constexpr uint32_t kStripChunksPerChunk = 4;
+constexpr uint32_t kStripChunksPerChunk = 8;
 
 uint32_t StripStep(uint32_t step) {
   const uint32_t finer = step / kStripChunksPerChunk / 64 * 64;

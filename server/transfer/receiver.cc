@@ -13,6 +13,8 @@ namespace {
 
 // Chunks under way until the first layer is ready: more of them are of later layers and take time from it.
 constexpr uint32_t kFirstCredits = 16;
+// Chunks of a refinement on their way: what sockets and switches hold of them is all that another transfer has to wait for.
+constexpr uint32_t kRefineCredits = 2;
 
 absl::Status Violation(const std::string& what) {
   return MakeError(absl::StatusCode::kInvalidArgument, "PROTOCOL_VIOLATION", what);
@@ -192,7 +194,8 @@ void ReceiverTransfer::OnFirstSlot(std::shared_ptr<Slot> slot) {
   waits_for_slot_ = false;
   if (slot_asked_ns_ != 0) slot_seconds_ = static_cast<double>(NowNs() - slot_asked_ns_) * 1e-9;
   if (terminal()) return;
-  slots_wanted_ = static_cast<uint32_t>(std::min<uint64_t>(options().credits_per_transfer, cuts_.size()));
+  const uint32_t most = refines() ? kRefineCredits : options().credits_per_transfer;
+  slots_wanted_ = static_cast<uint32_t>(std::min<uint64_t>(most, cuts_.size()));
   {
     std::lock_guard<std::mutex> lock(slots_mutex_);
     free_slots_.push_back(std::move(*slot));

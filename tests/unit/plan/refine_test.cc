@@ -63,14 +63,14 @@ TEST(RefineTest, PricesAreThoseOfThePlan) {
   }
 }
 
-TEST(RefineTest, ChunksOfStripsAreAQuarter) {
+TEST(RefineTest, ChunksOfStripsAreAnEighth) {
   TransferShape base = Base(5000);
   const uint32_t whole = TokensPerChunk(2, 64, DType::kFloat16, false);
   const auto choice = ChooseCells(base, Uniform(base, Tier::kQ4, Tier::kQ4), {}, Tier::kRaw, {});
   ASSERT_TRUE(choice.ok());
   uint32_t tokens = 0;
   for (const ChunkCut& cut : CutChunks(choice->shape)) {
-    EXPECT_LE(cut.token_count, whole / 4);
+    EXPECT_LE(cut.token_count, whole / 8);
     EXPECT_EQ(cut.token_first % 64, 0u) << "centres are of 64 tokens";
     tokens += cut.token_count;
   }
