@@ -55,7 +55,7 @@ def _numbers(field, honest):
         return [-1, 7, 2**31 - 1, -(2**31)]
     if field.type == F.TYPE_DOUBLE:
         return [float("nan"), float("inf"), float("-inf"), -1.0, 1e308]
-    most = 2**32 - 1 if field.type == F.TYPE_UINT32 else 2**64 - 1
+    most = 2**32 - 1 if field.type in (F.TYPE_UINT32, F.TYPE_FIXED32) else 2**64 - 1
     return [0, 1, honest + 1, most // 2 + 1, most]
 
 
