@@ -26,6 +26,7 @@ bool WorthRedialling(const absl::Status& status) {
 
 void Transfer::Dial() {
   if (terminal()) return;
+  NoteBusy(true);  // refinements stop now: what they have on its way is gone when this has its first chunk
   const uint32_t attempt = ++attempt_;
   UpdateReport([&](TransferReport& r) { r.attempts = attempt; });
   auto session = std::make_shared<ControlSession>();
@@ -94,6 +95,7 @@ void Transfer::Adopt(const std::shared_ptr<ControlSession>& session, const Hello
     OnLinkLost();
   }
   DropLink(false);
+  NoteBusy(true);
   attempt_.store(hello.attempt);
   UpdateReport([&](TransferReport& r) { r.attempts = hello.attempt; });
   peer_epoch_ = hello.epoch;
@@ -284,6 +286,7 @@ void Transfer::Tick() {
   if (terminal()) return;
   const int64_t now = NowNs();
   const int64_t patience_ns = options().progress_timeout_ms * kMsToNs;
+  if (!link_.joined) NoteBusy(false);  // it waits for its other half, perhaps for long
   if (link_.control == nullptr) {
     if (link_lost_ns_ != 0 && now - link_lost_ns_ >= patience_ns) return FailWithoutLink();
   } else {
