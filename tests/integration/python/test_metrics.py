@@ -193,7 +193,9 @@ ELSEWHERE = {"spectrumkv_certificate_expiry_timestamp_seconds", "spectrumkv_cert
              "spectrumkv_handshake_failures_total", "spectrumkv_draining", "spectrumkv_chunks_resent_total",
              "spectrumkv_chunks_duplicate_total", "spectrumkv_build_info", "spectrumkv_codec_info", "spectrumkv_inflight_transfers",
              "spectrumkv_worker_connections_refused_total", "spectrumkv_quota_refusals_total",
-             "spectrumkv_probe_trials_total", "spectrumkv_gate_verdicts"}  # fmt: skip
+             "spectrumkv_probe_trials_total", "spectrumkv_gate_verdicts", "spectrumkv_refinements_total",
+             "spectrumkv_retentions_total", "spectrumkv_refined_bytes_total",
+             "spectrumkv_refinement_applied_bytes_total"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -88,6 +88,32 @@ def test_exact_on_its_own(pull, ends):
         ends.publish(policy=skv.policy(refine="RAW"))
 
 
+def test_metrics_count_what_moved(ends, prefill, decode):
+    before = prefill.metrics(), decode.metrics()
+    commit(ends)
+    ends.target.refine(ends.name, ends.name + ".r")
+    report = ends.target.wait(ends.name + ".r", timeout_s=30)
+    applied = ends.target.apply_refinement(ends.name + ".r").applied_bytes
+    until(lambda: ends.source.get_transfer(ends.name).refined_wire_bytes > 0)
+    base = ends.target.get_transfer(ends.name)
+    for client in (ends.source, ends.target):
+        client.release(ends.name)
+    for role, daemon, was in (("sender", prefill, before[0]), ("receiver", decode, before[1])):
+        now = daemon.metrics()
+
+        def grown(name, now=now, was=was):
+            name = "spectrumkv_" + name
+            return now[name] - was.get(name, 0)
+
+        assert grown(f'refinements_total{{role="{role}",outcome="committed"}}') == 1
+        assert grown(f'retentions_total{{role="{role}",result="kept"}}') == 1
+        assert grown(f'transfers_total{{role="{role}",outcome="committed"}}') == 1, "a refinement is none"
+        assert grown(f'wire_bytes_total{{role="{role}"}}') == base.wire_bytes + report.wire_bytes
+        assert grown(f'saved_bytes_total{{role="{role}"}}') == base.saved_bytes
+        assert grown("refined_bytes_total") == (report.wire_bytes if role == "sender" else 0)
+        assert grown("refinement_applied_bytes_total") == (applied if role == "receiver" else 0)
+
+
 def test_selected_tokens_alone_and_their_exact_words(ends):
     commit(ends)
     coarse = words(ends).copy()
