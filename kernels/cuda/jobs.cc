@@ -197,7 +197,7 @@ ScanArgs ArgsOf(const ScanJob& job) {
 }
 
 SpreadArgs ArgsOf(const SpreadJob& job) {
-  const SpreadSample sample = SpreadSampleOf(job.dims.heads, job.dims.head_dim);
+  const SpreadSample sample = SpreadSampleOf(job.dims.heads, job.dims.head_dim, job.centred);
   SpreadArgs args{};
   args.tokens = job.dims.tokens;
   args.head_dim = job.dims.head_dim;
