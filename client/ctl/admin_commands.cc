@@ -22,6 +22,15 @@ absl::StatusOr<int> Health(const Context& context, Args args) {
   return *health == "SERVING" ? kOk : kCheckFailed;
 }
 
+std::string Gpu(const v1::DeviceUsage& gpu) {
+  const std::string context = !gpu.has_context_bytes()     ? "context of unknown size"
+                              : gpu.context_bytes() == 0 ? "no context"
+                                                         : "context " + Bytes(gpu.context_bytes());
+  return gpu.uuid() + " " + gpu.name() + ": " + context + ", " + Bytes(gpu.owned_bytes()) + " of pools, " +
+         std::to_string(gpu.imports()) + " imported, " + std::to_string(gpu.lanes()) + " lanes of " +
+         Bytes(gpu.lane_bytes()) + (gpu.failure().empty() ? "" : ", FAILED: " + gpu.failure());
+}
+
 absl::StatusOr<int> Status(const Context& context, Args args) {
   if (const absl::Status status = args.Check(); !status.ok()) return status;
   const auto status = CallAdmin(context.connection, &AdminStub::GetStatus, v1::GetStatusRequest());
@@ -32,9 +41,7 @@ absl::StatusOr<int> Status(const Context& context, Args args) {
   }
   std::string supported, slots, gpus;
   for (const v1::DeviceUsage& gpu : status->devices()) {
-    gpus += (gpus.empty() ? "" : "; ") + gpu.uuid() + " " + gpu.name() + ": " + Bytes(gpu.owned_bytes()) + " of pools, " +
-            std::to_string(gpu.imports()) + " imported, " + std::to_string(gpu.lanes()) + " lanes of " +
-            Bytes(gpu.lane_bytes()) + (gpu.failure().empty() ? "" : ", FAILED: " + gpu.failure());
+    gpus += (gpus.empty() ? "" : "; ") + Gpu(gpu);
   }
   for (const std::string& name : status->backends_supported()) supported += (supported.empty() ? "" : ", ") + name;
   for (const v1::SlotUsage& usage : status->slots()) {

@@ -70,6 +70,12 @@ struct DeviceProperties {
   uint64_t total_bytes = 0;
 };
 
+// What the context of this process takes of a device's memory: by so much less is free behind its making than before.
+struct ContextCost {
+  uint64_t bytes = 0;
+  bool known = false;  // false: nobody could be asked before there was one (management.h)
+};
+
 constexpr size_t kIpcHandleBytes = 64;  // cudaIpcMemHandle_t, cudaIpcEventHandle_t
 
 // A stream and the device it is of.
@@ -93,13 +99,17 @@ class Runtime {
   virtual CallStatus Describe(int device, DeviceProperties* properties) = 0;
   // Of the whole device, as its driver counts: what other processes have is not free.
   virtual CallStatus FreeBytes(int device, uint64_t* free_bytes) = 0;
+  // Makes the process's context on a device, which every call below would make if there were none, and tells what it
+  // took: 0 where there was one. What kernels need beside it, a few MiB, the driver takes when each is first launched.
+  virtual CallStatus MakeContext(int device, ContextCost* cost) = 0;
 
   virtual CallStatus Allocate(int device, uint64_t bytes, void** memory) = 0;
   virtual CallStatus Free(int device, void* memory) = 0;
-  virtual CallStatus AllocatePinned(uint64_t bytes, void** memory) = 0;
-  virtual CallStatus FreePinned(void* memory) = 0;
-  virtual CallStatus Pin(void* memory, uint64_t bytes) = 0;
-  virtual CallStatus Unpin(void* memory) = 0;
+  // Host memory, pinned for all devices. The one that is named is whose context the call is made in.
+  virtual CallStatus AllocatePinned(int device, uint64_t bytes, void** memory) = 0;
+  virtual CallStatus FreePinned(int device, void* memory) = 0;
+  virtual CallStatus Pin(int device, void* memory, uint64_t bytes) = 0;
+  virtual CallStatus Unpin(int device, void* memory) = 0;
 
   // Memory of another process. `handle` has kIpcHandleBytes, as cudaIpcGetMemHandle gave them; *memory is the beginning
   // of the whole allocation, *bytes its length as the driver knows it.

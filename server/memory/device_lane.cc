@@ -33,12 +33,12 @@ uint8_t* DeviceLane::Grow(bool pinned, uint64_t bytes) {
   if (bytes <= has) return static_cast<uint8_t*>(memory);
   if (!error_.ok()) return nullptr;
   if (memory != nullptr) {
-    Queued(pinned ? runtime.FreePinned(memory) : runtime.Free(ordinal, memory), "freeing a lane's memory");
+    Queued(pinned ? runtime.FreePinned(ordinal, memory) : runtime.Free(ordinal, memory), "freeing a lane's memory");
     memory = nullptr;
   }
   const uint64_t wanted = (bytes + kLaneStepBytes - 1) / kLaneStepBytes * kLaneStepBytes;
   const gpu::CallStatus made =
-      pinned ? runtime.AllocatePinned(wanted, &memory) : runtime.Allocate(ordinal, wanted, &memory);
+      pinned ? runtime.AllocatePinned(ordinal, wanted, &memory) : runtime.Allocate(ordinal, wanted, &memory);
   if (!made.ok()) memory = nullptr;
   const uint64_t now = made.ok() ? wanted : 0;
   pinned ? void(state_->pinned_bytes = now) : state_->on_device_bytes.store(now);

@@ -101,6 +101,7 @@ void AddDevices(const Devices* devices, v1::GetStatusResponse* response) {
     out->set_uuid(device->uuid());
     out->set_name(device->name());
     out->set_total_bytes(device->total_bytes());
+    if (use.context_bytes.has_value()) out->set_context_bytes(*use.context_bytes);
     out->set_owned_bytes(use.owned_bytes);
     out->set_imports(use.imports);
     out->set_lanes(use.lanes);

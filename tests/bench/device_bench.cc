@@ -32,11 +32,11 @@ class OnDevice {
     data_ = static_cast<uint8_t*>(memory);
     if (from == nullptr) return;
     void* pinned = nullptr;
-    Must(runtime_->AllocatePinned(bytes, &pinned), "AllocatePinned");
+    Must(runtime_->AllocatePinned(0, bytes, &pinned), "AllocatePinned");
     std::memcpy(pinned, from, bytes);
     Must(runtime_->Copy(data_, pinned, bytes, stream), "Copy");
     Must(runtime_->Synchronize(stream), "Synchronize");
-    runtime_->FreePinned(pinned);
+    runtime_->FreePinned(0, pinned);
   }
   ~OnDevice() { runtime_->Free(0, data_); }
   OnDevice(const OnDevice&) = delete;
@@ -183,6 +183,8 @@ int RunDeviceBench(const DeviceBenchOptions& options, gpu::Runtime* runtime) {
   }
   try {
     gpu::DeviceStream stream;
+    gpu::ContextCost context;
+    Must(runtime->MakeContext(0, &context), "MakeContext");
     Must(runtime->CreateStream(0, &stream), "CreateStream");
     for (uint64_t mib : options.kv_mib) {
       for (DType dtype : options.dtypes) {

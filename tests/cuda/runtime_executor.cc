@@ -15,6 +15,8 @@ void Must(const gpu::CallStatus& status, const char* what) {
 class RuntimeExecutor final : public Executor {
  public:
   explicit RuntimeExecutor(gpu::Runtime* runtime) : runtime_(*runtime) {
+    gpu::ContextCost cost;
+    Must(runtime_.MakeContext(0, &cost), "MakeContext");
     Must(runtime_.CreateStream(0, &stream_), "CreateStream");
   }
   ~RuntimeExecutor() override {
@@ -31,7 +33,7 @@ class RuntimeExecutor final : public Executor {
       copy.host = static_cast<uint8_t*>(const_cast<void*>(range.begin));
       copy.bytes = range.bytes;
       Must(runtime_.Allocate(0, range.bytes + kAlign, &copy.allocated), "Allocate");
-      Must(runtime_.AllocatePinned(range.bytes, &copy.pinned), "AllocatePinned");
+      Must(runtime_.AllocatePinned(0, range.bytes, &copy.pinned), "AllocatePinned");
       copy.device = static_cast<uint8_t*>(copy.allocated) + reinterpret_cast<uintptr_t>(copy.host) % kAlign;
       copies_.push_back(copy);
     }
@@ -87,7 +89,7 @@ class RuntimeExecutor final : public Executor {
   void Forget() {
     for (const Copy& copy : copies_) {
       runtime_.Free(0, copy.allocated);
-      runtime_.FreePinned(copy.pinned);
+      runtime_.FreePinned(0, copy.pinned);
     }
     copies_.clear();
   }

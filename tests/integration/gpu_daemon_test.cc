@@ -235,6 +235,53 @@ TEST_F(GpuDaemonTest, RecentQueriesAttendToKeysOnTheGpu) {
   }
 }
 
+// What the daemon takes of a GPU by being there: in the status, in spectrumkvctl and in the metrics. A daemon of its own,
+// which has used no GPU yet.
+TEST_F(GpuDaemonTest, WhatTheContextTakesIsTold) {
+  constexpr uint64_t kContext = uint64_t{300} << 20;  // FakeOptions
+  const auto daemon = DaemonProcess::Start();
+  ASSERT_NE(daemon, nullptr);
+  const auto channel = grpc::CreateChannel(daemon->admin_target(), grpc::InsecureChannelCredentials());
+  const auto admin = v1::AdminService::NewStub(channel);
+  const auto ask = [&] {
+    v1::GetStatusResponse status;
+    EXPECT_RPC_OK(admin->GetStatus(Context().get(), v1::GetStatusRequest(), &status));
+    return status;
+  };
+  const auto ctl = [&] {
+    const std::string command = SPECTRUMKVCTL_PATH " status --admin-socket " + daemon->address("admin_socket") +
+                                " --worker-socket " + daemon->address("worker_socket");
+    FILE* const pipe = popen(command.c_str(), "r");
+    std::string text;
+    for (char line[1024]; std::fgets(line, sizeof(line), pipe) != nullptr;) text += line;
+    EXPECT_EQ(pclose(pipe), 0) << text;
+    return text;
+  };
+  for (const v1::DeviceUsage& device : ask().devices()) {
+    EXPECT_TRUE(device.has_context_bytes());
+    EXPECT_EQ(device.context_bytes(), 0u);
+  }
+  EXPECT_NE(ctl().find(FakeRuntime::Uuid(1) + " fake device 1: no context, 0 B of pools"), std::string::npos) << ctl();
+
+  const auto worker =
+      v1::WorkerService::NewStub(grpc::CreateChannel(daemon->worker_target(), grpc::InsecureChannelCredentials()));
+  FakeExport memory = FakeExport::Memory(1, kPoolBytes);
+  RegisterIpc(*worker, memory, 1);
+  EXPECT_EQ(ask().devices(0).context_bytes(), 0u) << "a pool on one GPU costs nothing on another";
+  EXPECT_EQ(ask().devices(1).context_bytes(), kContext);
+  EXPECT_NE(ctl().find(FakeRuntime::Uuid(1) + " fake device 1: context 300.0 MiB"), std::string::npos) << ctl();
+  std::string metrics;
+  const std::string series = "spectrumkv_device_bytes{use=\"context\"} 314572800\n";
+  for (int i = 0; i < 100 && metrics.find(series) == std::string::npos; ++i) {  // read once a second
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    v1::GetMetricsResponse response;
+    EXPECT_RPC_OK(admin->GetMetrics(Context().get(), v1::GetMetricsRequest(), &response));
+    metrics = response.text();
+  }
+  EXPECT_NE(metrics.find(series), std::string::npos) << metrics;
+  EXPECT_EQ(daemon->Stop(), 0);
+}
+
 TEST_F(GpuDaemonTest, AnAllocationIsOpenedOnceAndClosedWithItsLastPool) {
   FakeExport memory = FakeExport::Memory(1, 2 * kPoolBytes);
   const v1::PoolRef first = RegisterIpc(decode_worker(), memory, 1);
