@@ -76,6 +76,15 @@ std::string Rates(const v1::FamilyRates& rates) {
          known(rates.has_rotated_bytes_per_second(), rates.rotated_bytes_per_second());
 }
 
+std::string Stages(const v1::StageRates& stages) {
+  const auto known = [](bool has, double rate) { return has ? Rate(rate) : ""; };
+  return Lines({{"scan", known(stages.has_scan_bytes_per_second(), stages.scan_bytes_per_second())},
+                {"sample", known(stages.has_sample_bytes_per_second(), stages.sample_bytes_per_second())},
+                {"plan", known(stages.has_plan_bytes_per_second(), stages.plan_bytes_per_second())},
+                {"encode", Rates(stages.encode())},
+                {"decode", Rates(stages.decode())}});
+}
+
 absl::StatusOr<int> Peers(const Context& context, Args args) {
   if (const absl::Status status = args.Check(); !status.ok()) return status;
   const auto peers = CallAdmin(context.connection, &AdminStub::ListPeers, v1::ListPeersRequest());
@@ -95,14 +104,10 @@ absl::StatusOr<int> Peers(const Context& context, Args args) {
   }
   std::fputs(Table(rows).c_str(), stdout);
   const v1::StageRates& stages = peers->stages();
-  const auto known = [](bool has, double rate) { return has ? Rate(rate) : "-"; };
-  std::printf("\nThis daemon, %u threads; raw/plain/rotated of one thread:\n%s", stages.threads(),
-              Lines({{"scan", known(stages.has_scan_bytes_per_second(), stages.scan_bytes_per_second())},
-                     {"sample", known(stages.has_sample_bytes_per_second(), stages.sample_bytes_per_second())},
-                     {"plan", known(stages.has_plan_bytes_per_second(), stages.plan_bytes_per_second())},
-                     {"encode", Rates(stages.encode())},
-                     {"decode", Rates(stages.decode())}})
-                  .c_str());
+  std::printf("\nThis daemon, %u threads; raw/plain/rotated of one thread:\n%s", stages.threads(), Stages(stages).c_str());
+  if (peers->has_gpu_stages()) {
+    std::printf("\nIts GPUs, for pools there; raw/plain/rotated of one lane:\n%s", Stages(peers->gpu_stages()).c_str());
+  }
   return kOk;
 }
 
