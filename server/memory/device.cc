@@ -145,6 +145,8 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> Device::Import(const std::string& 
                                                              uint64_t bytes) {
   if (absl::Status length = CheckHandleLength(handle, "cudaIpcGetMemHandle"); !length.ok()) return length;
   if (absl::Status context = NeedContext(); !context.ok()) return context;
+  // A pool whose chunks could not be moved as they must be is refused now, not with its first transfer.
+  if (absl::Status pinned = pins_->PinAll(ordinal_); !pinned.ok()) return pinned;
   std::lock_guard<std::mutex> lock(import_mutex_);
   const bool known = imported_.count(handle) != 0;
   Imported& allocation = imported_[handle];

@@ -314,6 +314,35 @@ TEST_F(GpuDaemonTest, AWorkerThatDiesLetsGoOfItsGpuMemory) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   EXPECT_EQ(Status().devices(1).imports(), 0u);
+  // It comes back: with memory of its own, under a handle of its own. What it had before opens nothing.
+  FakeExport again = FakeExport::Memory(1, kPoolBytes);
+  memory.Die();
+  const v1::PoolRef restarted = RegisterIpc(decode_worker(), again, 1);
+  EXPECT_EQ(Status().devices(1).imports(), 1u);
+  Unregister(decode_worker(), restarted);
+  EXPECT_EQ(Status().devices(1).imports(), 0u);
+}
+
+// A daemon that may not lock its staging, and must not copy once more: it refuses GPU pools of either kind, and says why.
+TEST_F(GpuDaemonTest, WithoutTheHostFallbackPoolsThatWouldNeedItAreRefused) {
+  setenv("SPECTRUMKV_FAKE_GPU_PIN", "0", 1);
+  for (const bool allowed : {true, false}) {
+    const auto daemon = DaemonProcess::Start({{"memory.allow_host_fallback", allowed ? "true" : "false"}});
+    ASSERT_NE(daemon, nullptr);
+    const auto worker =
+        v1::WorkerService::NewStub(grpc::CreateChannel(daemon->worker_target(), grpc::InsecureChannelCredentials()));
+    FakeExport memory = FakeExport::Memory(0, kPoolBytes);
+    v1::PoolSchema imported = SmallPool(), owned = SmallPool();
+    SetIpc(memory, FakeRuntime::Uuid(0), 0, imported.mutable_segments(0));
+    owned.mutable_segments(0)->mutable_daemon_owned()->set_device(FakeRuntime::Uuid(0));
+    for (const v1::PoolSchema& schema : {imported, owned}) {
+      v1::PoolRef pool;
+      const grpc::Status status = Try(*worker, schema, &pool);
+      EXPECT_EQ(ReasonOfRpc(status), allowed ? "" : "HOST_FALLBACK_FORBIDDEN") << status.error_message();
+    }
+    EXPECT_EQ(daemon->Stop(), 0);
+  }
+  unsetenv("SPECTRUMKV_FAKE_GPU_PIN");
 }
 
 TEST_F(GpuDaemonTest, HandlesThatCannotBeUsedAreRefusedWithTheCause) {

@@ -1,5 +1,6 @@
 // spectrumkvd with two GPUs that are not there (fake_runtime.h), for tests that drive a whole daemon. Arguments:
-// --ready-file PATH, then those of spectrumkvd. SPECTRUMKV_FAKE_GPU_SEED: the order of streams.
+// --ready-file PATH, then those of spectrumkvd. SPECTRUMKV_FAKE_GPU_SEED: the order of streams. SPECTRUMKV_FAKE_GPU_PIN=0:
+// no memory can be pinned.
 // Exits with 3 where the daemon did what no device would forgive, and says what.
 #include <cstdio>
 #include <cstdlib>
@@ -35,6 +36,9 @@ int main(int argc, char** argv) {
   options.devices = 2;
   if (seed != nullptr) options.seed = static_cast<uint32_t>(std::strtoul(seed, nullptr, 10));
   spectrumkv::testing::FakeRuntime gpus(options);
+  if (const char* const pin = std::getenv("SPECTRUMKV_FAKE_GPU_PIN"); pin != nullptr && std::string(pin) == "0") {
+    gpus.Fail("Pin", spectrumkv::gpu::kOutOfMemory, 0, /*late=*/false, /*always=*/true);
+  }
   const int code = spectrumkv::RunDaemon(*config, ready_file, &gpus);
   for (const std::string& violation : gpus.violations()) std::fprintf(stderr, "VIOLATION: %s\n", violation.c_str());
   using Kind = spectrumkv::testing::FakeMemory::Kind;

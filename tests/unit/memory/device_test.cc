@@ -59,7 +59,8 @@ TEST_F(DeviceTest, WithoutADeviceEveryCauseHasItsName) {
   const std::map<int, std::string> causes = {
       {gpu::kWithoutCuda, "CUDA_NOT_AVAILABLE"}, {gpu::kInsufficientDriver, "NO_DRIVER"},
       {gpu::kNoDevice, "NO_DEVICE"},             {gpu::kDriverMismatch, "DRIVER_TOO_OLD"},
-      {gpu::kDevicesUnavailable, "DEVICE_BUSY"}, {gpu::kSystemNotReady, "DEVICE_BUSY"},
+      {gpu::kDriverTooOld, "DRIVER_TOO_OLD"},    {gpu::kDevicesUnavailable, "DEVICE_BUSY"},
+      {gpu::kSystemNotReady, "DEVICE_BUSY"},
       {gpu::kUnknownError, "DEVICE_ERROR"}};
   for (const auto& [error, reason] : causes) {
     runtime_.Fail("CountDevices", error);
@@ -197,8 +198,9 @@ TEST_F(DeviceTest, EveryErrorOfTheRuntimeHasItsReason) {
       {gpu::kTooManyPeers, other},         {gpu::kHardwareStack, failed},               {gpu::kIllegalInstruction, failed},
       {gpu::kMisalignedAddress, failed},   {gpu::kLaunchFailure, failed},               {gpu::kNotPermitted, other},
       {gpu::kNotSupported, other},         {gpu::kSystemNotReady, "DEVICE_BUSY"},       {gpu::kDriverMismatch, "DRIVER_TOO_OLD"},
-      {gpu::kUnknownError, other},         {gpu::kWithoutCuda, "CUDA_NOT_AVAILABLE"},   {710, failed},
-      {717, failed},                       {718, failed}};
+      {gpu::kUnknownError, other},         {gpu::kWithoutCuda, "CUDA_NOT_AVAILABLE"},   {gpu::kDriverTooOld, "DRIVER_TOO_OLD"},
+      {220, failed}, {226, failed}, {710, failed}, {717, failed}, {718, failed}, {721, failed}, {810, failed}, {911, failed},
+      {1, other},    {304, other},  {701, other},  {999, other}};
   for (const auto& [error, reason] : reasons) {
     for (const bool late : {false, true}) {
       devices_ = Devices::Find(&runtime_, {});
@@ -266,7 +268,11 @@ TEST_F(DeviceTest, StagingThatCannotBePinnedIsCopiedOnceMoreOrRefused) {
       }
       if (!allowed) {
         EXPECT_EQ(ReasonOf(lane.status()), "HOST_FALLBACK_FORBIDDEN");
+        EXPECT_EQ(ReasonOf(devices->all()[0]->Allocate(64).status()), "HOST_FALLBACK_FORBIDDEN");
       }
+      FakeExport worker = FakeExport::Memory(0, 4096);
+      EXPECT_EQ(ReasonOf(devices->all()[0]->Import(worker.handle(), 0, 4096).status()),
+                allowed ? "" : "HOST_FALLBACK_FORBIDDEN");
     }
   }
   const auto devices = Devices::Find(&runtime_, {});
