@@ -62,7 +62,10 @@ class Cuda final : public Runtime {
  public:
   CallStatus CountDevices(int* devices) override {
     *devices = 0;
-    return Told(cudaGetDeviceCount(devices));
+    const CallStatus told = Told(cudaGetDeviceCount(devices));
+    int driver = 0;  // stays where there is none
+    if (told.error != kInsufficientDriver || cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) return told;
+    return CallStatus{kDriverTooOld, told.name, told.words};
   }
 
   CallStatus Describe(int device, DeviceProperties* properties) override {
@@ -184,11 +187,11 @@ class Cuda final : public Runtime {
                            DeviceStream stream) override {
     return Launch(stream, [&] { return LaunchDecode(jobs, count, workspace, workspace_bytes, stream.stream); });
   }
-  LaunchStatus Scan(const ScanJob& job, DeviceStream stream) override {
-    return Launch(stream, [&] { return LaunchScan(job, stream.stream); });
+  LaunchStatus ScanBatch(const ScanJob* jobs, uint32_t count, DeviceStream stream) override {
+    return Launch(stream, [&] { return LaunchScan(jobs, count, stream.stream); });
   }
-  LaunchStatus Spread(const SpreadJob& job, DeviceStream stream) override {
-    return Launch(stream, [&] { return LaunchSpread(job, stream.stream); });
+  LaunchStatus SpreadBatch(const SpreadJob* jobs, uint32_t count, DeviceStream stream) override {
+    return Launch(stream, [&] { return LaunchSpread(jobs, count, stream.stream); });
   }
   LaunchStatus Attend(const AttendJob& job, void* workspace, size_t workspace_bytes, DeviceStream stream) override {
     return Launch(stream, [&] { return LaunchAttend(job, workspace, workspace_bytes, stream.stream); });

@@ -36,8 +36,8 @@ class NoRuntime final : public Runtime {
   CallStatus ZeroRows(Pitched, size_t, size_t, DeviceStream) override { return kNone; }
   LaunchStatus EncodeBatch(const EncodeJob*, uint32_t, void*, size_t, DeviceStream) override { return kNotLaunched; }
   LaunchStatus DecodeBatch(const DecodeJob*, uint32_t, void*, size_t, DeviceStream) override { return kNotLaunched; }
-  LaunchStatus Scan(const ScanJob&, DeviceStream) override { return kNotLaunched; }
-  LaunchStatus Spread(const SpreadJob&, DeviceStream) override { return kNotLaunched; }
+  LaunchStatus ScanBatch(const ScanJob*, uint32_t, DeviceStream) override { return kNotLaunched; }
+  LaunchStatus SpreadBatch(const SpreadJob*, uint32_t, DeviceStream) override { return kNotLaunched; }
   LaunchStatus Attend(const AttendJob&, void*, size_t, DeviceStream) override { return kNotLaunched; }
   LaunchStatus ZeroTokens(const ZeroJob&, DeviceStream) override { return kNotLaunched; }
 };

@@ -49,7 +49,8 @@ enum ErrorCode : int {
   kSystemNotReady = 802,
   kDriverMismatch = 803,
   kUnknownError = 999,
-  kWithoutCuda = -1,  // ours: the program was built without CUDA
+  kWithoutCuda = -1,   // ours: the program was built without CUDA
+  kDriverTooOld = -2,  // ours: there is a driver, which the runtime says is insufficient
 };
 
 // Names and words are static.
@@ -145,8 +146,8 @@ class Runtime {
   LaunchStatus Decode(const DecodeJob& job, void* workspace, size_t workspace_bytes, DeviceStream stream) {
     return DecodeBatch(&job, 1, workspace, workspace_bytes, stream);
   }
-  virtual LaunchStatus Scan(const ScanJob& job, DeviceStream stream) = 0;
-  virtual LaunchStatus Spread(const SpreadJob& job, DeviceStream stream) = 0;
+  virtual LaunchStatus ScanBatch(const ScanJob* jobs, uint32_t count, DeviceStream stream) = 0;
+  virtual LaunchStatus SpreadBatch(const SpreadJob* jobs, uint32_t count, DeviceStream stream) = 0;
   virtual LaunchStatus Attend(const AttendJob& job, void* workspace, size_t workspace_bytes, DeviceStream stream) = 0;
   virtual LaunchStatus ZeroTokens(const ZeroJob& job, DeviceStream stream) = 0;
 };

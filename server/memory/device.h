@@ -66,8 +66,8 @@ class DeviceLane {
   void ZeroRows(gpu::Pitched memory, size_t width_bytes, size_t rows);
   void Encode(const gpu::EncodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes);
   void Decode(const gpu::DecodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes);
-  void Scan(const gpu::ScanJob& job);
-  void Spread(const gpu::SpreadJob& job);
+  void Scan(const gpu::ScanJob* jobs, uint32_t count);
+  void Spread(const gpu::SpreadJob* jobs, uint32_t count);
   void Attend(const gpu::AttendJob& job, void* workspace, size_t workspace_bytes);
 
   // Host memory that copies may use beside the lane's own (Devices::PinWhenUsed).
@@ -133,11 +133,11 @@ class Device {
   // device asks this first. Errors: DeviceError; the next call tries again.
   absl::Status NeedContext();
 
-  // Zeroed. RESOURCE_EXHAUSTED OUT_OF_DEVICE_MEMORY.
+  // Zeroed. RESOURCE_EXHAUSTED OUT_OF_DEVICE_MEMORY; FAILED_PRECONDITION HOST_FALLBACK_FORBIDDEN.
   absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(uint64_t bytes);
   // [offset, offset + bytes) of the allocation behind a handle of kIpcHandleBytes. Each allocation is opened once,
   // however often it is asked for, and closed with the last part of it. INVALID_ARGUMENT INVALID_IPC_HANDLE (its length),
-  // SEGMENT_TOO_SHORT; FAILED_PRECONDITION IPC_HANDLE_REFUSED.
+  // SEGMENT_TOO_SHORT; FAILED_PRECONDITION IPC_HANDLE_REFUSED, HOST_FALLBACK_FORBIDDEN.
   absl::StatusOr<std::unique_ptr<DeviceMemory>> Import(const std::string& handle, uint64_t offset, uint64_t bytes);
 
   // Blocks until a lane is free. Errors: DeviceError, where a lane could not be made and there is none to wait for.

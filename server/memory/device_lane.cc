@@ -95,12 +95,12 @@ void DeviceLane::Decode(const gpu::DecodeJob* jobs, uint32_t count, void* worksp
   if (!error_.ok()) return;
   Launched(device_->runtime().DecodeBatch(jobs, count, workspace, workspace_bytes, state_->stream), "decoding");
 }
-void DeviceLane::Scan(const gpu::ScanJob& job) {
-  if (error_.ok()) Launched(device_->runtime().Scan(job, state_->stream), "scanning");
+void DeviceLane::Scan(const gpu::ScanJob* jobs, uint32_t count) {
+  if (error_.ok()) Launched(device_->runtime().ScanBatch(jobs, count, state_->stream), "scanning");
 }
 
-void DeviceLane::Spread(const gpu::SpreadJob& job) {
-  if (error_.ok()) Launched(device_->runtime().Spread(job, state_->stream), "sampling");
+void DeviceLane::Spread(const gpu::SpreadJob* jobs, uint32_t count) {
+  if (error_.ok()) Launched(device_->runtime().SpreadBatch(jobs, count, state_->stream), "sampling");
 }
 
 void DeviceLane::Attend(const gpu::AttendJob& job, void* workspace, size_t workspace_bytes) {

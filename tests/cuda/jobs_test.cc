@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "kernels/cuda/jobs.h"
 
@@ -63,6 +64,28 @@ TEST_F(JobsTest, WrongFieldsAreNamed) {
   two[1] = Encode();
   two[1].dims.dtype = DType::kBFloat16;
   EXPECT_STREQ(Check(two, 2, memory_, 1 << 20), "kind");
+}
+
+TEST_F(JobsTest, PlanesOfOneLaunchAreChecked) {
+  alignas(2) TokenScan scans[16];
+  uint8_t spreads[16];
+  const ChunkDims dims{16, 2, 64, DType::kFloat16, true};
+  const DevicePlane plane{memory_, &run_, 1, 256, 128, 2};
+  std::vector<ScanJob> scan(kMaxPlanes + 1, ScanJob{dims, plane, scans});
+  std::vector<SpreadJob> spread(kMaxPlanes + 1, SpreadJob{dims, plane, true, 0, spreads});
+  EXPECT_STREQ(Check(scan.data(), kMaxPlanes), nullptr);
+  EXPECT_STREQ(Check(spread.data(), kMaxPlanes), nullptr);
+  EXPECT_STREQ(Check(scan.data(), kMaxPlanes + 1), "count");
+  EXPECT_STREQ(Check(spread.data(), 0), "count");
+  scan[3].scans = nullptr;
+  spread[3].spreads = nullptr;
+  EXPECT_STREQ(Check(scan.data(), 3), nullptr);
+  EXPECT_STREQ(Check(scan.data(), 4), "scans");
+  EXPECT_STREQ(Check(spread.data(), 4), "spreads");
+  scan[2].dims.dtype = DType::kFloat32;
+  EXPECT_STREQ(Check(scan.data(), 3), "kind");
+  scan[1].plane.runs = nullptr;
+  EXPECT_STREQ(Check(scan.data(), 3), "plane");
 }
 
 TEST_F(JobsTest, RunsFollowAddresses) {

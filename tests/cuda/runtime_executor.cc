@@ -51,17 +51,21 @@ class RuntimeExecutor final : public Executor {
     for (gpu::DecodeJob& job : moved) MoveChunk(&job);
     Run([&] { return runtime_.DecodeBatch(moved.data(), count, At(workspace), WorkspaceOf(jobs, count), stream_); });
   }
-  void Scan(const gpu::ScanJob& job) override {
-    gpu::ScanJob moved = job;
-    Move(&moved.plane);
-    moved.scans = At(job.scans);
-    Run([&] { return runtime_.Scan(moved, stream_); });
+  void ScanBatch(const gpu::ScanJob* jobs, uint32_t count) override {
+    std::vector<gpu::ScanJob> moved(jobs, jobs + count);
+    for (gpu::ScanJob& job : moved) {
+      Move(&job.plane);
+      job.scans = At(job.scans);
+    }
+    Run([&] { return runtime_.ScanBatch(moved.data(), count, stream_); });
   }
-  void Spread(const gpu::SpreadJob& job) override {
-    gpu::SpreadJob moved = job;
-    Move(&moved.plane);
-    moved.spreads = At(job.spreads);
-    Run([&] { return runtime_.Spread(moved, stream_); });
+  void SpreadBatch(const gpu::SpreadJob* jobs, uint32_t count) override {
+    std::vector<gpu::SpreadJob> moved(jobs, jobs + count);
+    for (gpu::SpreadJob& job : moved) {
+      Move(&job.plane);
+      job.spreads = At(job.spreads);
+    }
+    Run([&] { return runtime_.SpreadBatch(moved.data(), count, stream_); });
   }
   void Attend(const gpu::AttendJob& job, void* workspace) override {
     gpu::AttendJob moved = job;

@@ -337,14 +337,21 @@ LaunchStatus FakeRuntime::DecodeBatch(const gpu::DecodeJob* jobs, uint32_t count
                 [this, all = std::move(all), workspace] { RunOnShim(all, workspace, memory_.Ranges()); });
 }
 
-LaunchStatus FakeRuntime::Scan(const gpu::ScanJob& job, DeviceStream stream) {
-  return Launch("Scan", stream, CheckJob(job), {job.plane.base, job.plane.runs, job.scans},
-                [this, job] { RunOnShim(job, memory_.Ranges()); });
+LaunchStatus FakeRuntime::ScanBatch(const gpu::ScanJob* jobs, uint32_t count, DeviceStream stream) {
+  std::vector<gpu::ScanJob> all(jobs, jobs + count);
+  std::vector<const void*> uses;
+  for (const gpu::ScanJob& job : all) uses.insert(uses.end(), {job.plane.base, job.plane.runs, job.scans});
+  const char* const wrong = CheckJobs(all);
+  return Launch("Scan", stream, wrong, std::move(uses), [this, all = std::move(all)] { RunOnShim(all, memory_.Ranges()); });
 }
 
-LaunchStatus FakeRuntime::Spread(const gpu::SpreadJob& job, DeviceStream stream) {
-  return Launch("Spread", stream, CheckJob(job), {job.plane.base, job.plane.runs, job.spreads},
-                [this, job] { RunOnShim(job, memory_.Ranges()); });
+LaunchStatus FakeRuntime::SpreadBatch(const gpu::SpreadJob* jobs, uint32_t count, DeviceStream stream) {
+  std::vector<gpu::SpreadJob> all(jobs, jobs + count);
+  std::vector<const void*> uses;
+  for (const gpu::SpreadJob& job : all) uses.insert(uses.end(), {job.plane.base, job.plane.runs, job.spreads});
+  const char* const wrong = CheckJobs(all);
+  return Launch("Spread", stream, wrong, std::move(uses),
+                [this, all = std::move(all)] { RunOnShim(all, memory_.Ranges()); });
 }
 
 LaunchStatus FakeRuntime::Attend(const gpu::AttendJob& job, void* workspace, size_t workspace_bytes,

@@ -88,8 +88,8 @@ class FakeRuntime final : public gpu::Runtime {
                                 gpu::DeviceStream stream) override;
   gpu::LaunchStatus DecodeBatch(const gpu::DecodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes,
                                 gpu::DeviceStream stream) override;
-  gpu::LaunchStatus Scan(const gpu::ScanJob& job, gpu::DeviceStream stream) override;
-  gpu::LaunchStatus Spread(const gpu::SpreadJob& job, gpu::DeviceStream stream) override;
+  gpu::LaunchStatus ScanBatch(const gpu::ScanJob* jobs, uint32_t count, gpu::DeviceStream stream) override;
+  gpu::LaunchStatus SpreadBatch(const gpu::SpreadJob* jobs, uint32_t count, gpu::DeviceStream stream) override;
   gpu::LaunchStatus Attend(const gpu::AttendJob& job, void* workspace, size_t workspace_bytes,
                            gpu::DeviceStream stream) override;
   gpu::LaunchStatus ZeroTokens(const gpu::ZeroJob& job, gpu::DeviceStream stream) override;
