@@ -7,10 +7,10 @@
 namespace spectrumkv::gpu {
 namespace {
 
-constexpr int kSuccess = 0;
+constexpr int kNvmlSuccess = 0;
 
 template <typename Function>
-Function Find(void* library, const char* name) {
+Function Symbol(void* library, const char* name) {
   return reinterpret_cast<Function>(dlsym(library, name));
 }
 
@@ -19,10 +19,10 @@ Function Find(void* library, const char* name) {
 Management::Management(const char* library) {
   void* const loaded = dlopen(library, RTLD_NOW | RTLD_LOCAL);
   if (loaded == nullptr) return;
-  const auto init = Find<Init>(loaded, "nvmlInit_v2");
-  const auto by_uuid = Find<ByUuid>(loaded, "nvmlDeviceGetHandleByUUID");
-  memory_info_ = Find<MemoryInfo>(loaded, "nvmlDeviceGetMemoryInfo");
-  if (init == nullptr || by_uuid == nullptr || memory_info_ == nullptr || init() != kSuccess) return;
+  const auto init = Symbol<Init>(loaded, "nvmlInit_v2");
+  const auto by_uuid = Symbol<ByUuid>(loaded, "nvmlDeviceGetHandleByUUID");
+  memory_info_ = Symbol<MemoryInfo>(loaded, "nvmlDeviceGetMemoryInfo");
+  if (init == nullptr || by_uuid == nullptr || memory_info_ == nullptr || init() != kNvmlSuccess) return;
   by_uuid_ = by_uuid;
 }
 
@@ -36,7 +36,7 @@ bool Management::FreeBytes(const uint8_t (&uuid)[16], uint64_t* bytes) const {
                   u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
     void* device = nullptr;
     Memory memory{};
-    if (by_uuid_(text, &device) != kSuccess || memory_info_(device, &memory) != kSuccess) continue;
+    if (by_uuid_(text, &device) != kNvmlSuccess || memory_info_(device, &memory) != kNvmlSuccess) continue;
     *bytes = memory.free;
     return true;
   }

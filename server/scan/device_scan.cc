@@ -35,7 +35,7 @@ std::vector<ScanParts> TakeParts(const std::vector<DeviceScan>& chunks, LaneMemo
 void TakeFound(const DeviceScan& chunk, const ScanParts& parts, const LaneMemory& memory) {
   std::vector<TokenScan>* const scans[] = {&chunk.out->k, &chunk.out->v};
   std::vector<uint8_t>* const spreads[] = {&chunk.out->k_spread, &chunk.out->v_spread};
-  for (size_t p = 0; p < (chunk.dims.has_v ? 2 : 1); ++p) {
+  for (size_t p = 0; p < (chunk.dims.has_v ? 2u : 1u); ++p) {
     if (chunk.scans) std::memcpy(scans[p]->data() + chunk.first, memory.host(parts.scans[p]), parts.scans[p].bytes);
     if (chunk.samples) {
       std::memcpy(spreads[p]->data() + chunk.first, memory.host(parts.spreads[p]), parts.spreads[p].bytes);
@@ -57,7 +57,7 @@ absl::Status ScanOnDevice(Device* device, const std::vector<DeviceScan>& chunks,
     const DeviceScan& chunk = chunks[i];
     const ChunkDims& dims = chunk.dims;
     const uint32_t skip = chunk.pinned > chunk.first ? std::min(chunk.pinned - chunk.first, dims.tokens) : 0;
-    for (size_t p = 0; p < (dims.has_v ? 2 : 1); ++p) {
+    for (size_t p = 0; p < (dims.has_v ? 2u : 1u); ++p) {
       const gpu::DevicePlane plane = PlaneOf(rows_of(i, kPlanes[p]), dims.tokens, memory, parts[i].runs[p]);
       if (chunk.scans) scans.push_back({dims, plane, memory.device<TokenScan>(parts[i].scans[p])});
       if (chunk.samples) {

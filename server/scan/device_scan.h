@@ -6,6 +6,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "server/memory/lane_memory.h"
+#include "server/pool/pool.h"
 #include "server/scan/scan.h"
 
 namespace spectrumkv {

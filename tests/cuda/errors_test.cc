@@ -1,6 +1,7 @@
 // Which errors end a process: what the toolkit's own words about each say.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <map>

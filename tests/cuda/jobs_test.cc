@@ -110,7 +110,7 @@ TEST(SpreadArgsTest, NoShapeSamplesMoreThanTheKernelHolds) {
     for (uint32_t head_dim = 8; head_dim <= kMaxHeadDim; head_dim += 8) {
       SpreadJob job;
       job.dims = ChunkDims{1, heads, head_dim, DType::kFloat16, true};
-      const SpreadArgs args = ArgsOf(job);
+      const SpreadArgs args = ArgsOf(&job, 1).planes[0];
       ASSERT_EQ(args.sample_dims % 8, 0u);
       ASSERT_LE(uint64_t{args.sample_heads - 1} * args.head_step, heads - 1);
       most = std::max(most, args.sample_heads * args.sample_dims);

@@ -242,10 +242,10 @@ TEST_F(GpuDaemonTest, WhatTheContextTakesIsTold) {
   const auto daemon = DaemonProcess::Start();
   ASSERT_NE(daemon, nullptr);
   const auto channel = grpc::CreateChannel(daemon->admin_target(), grpc::InsecureChannelCredentials());
-  const auto admin = v1::AdminService::NewStub(channel);
+  const auto admins = v1::AdminService::NewStub(channel);
   const auto ask = [&] {
     v1::GetStatusResponse status;
-    EXPECT_RPC_OK(admin->GetStatus(Context().get(), v1::GetStatusRequest(), &status));
+    EXPECT_RPC_OK(admins->GetStatus(Context().get(), v1::GetStatusRequest(), &status));
     return status;
   };
   const auto ctl = [&] {
@@ -275,7 +275,7 @@ TEST_F(GpuDaemonTest, WhatTheContextTakesIsTold) {
   for (int i = 0; i < 100 && metrics.find(series) == std::string::npos; ++i) {  // read once a second
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     v1::GetMetricsResponse response;
-    EXPECT_RPC_OK(admin->GetMetrics(Context().get(), v1::GetMetricsRequest(), &response));
+    EXPECT_RPC_OK(admins->GetMetrics(Context().get(), v1::GetMetricsRequest(), &response));
     metrics = response.text();
   }
   EXPECT_NE(metrics.find(series), std::string::npos) << metrics;

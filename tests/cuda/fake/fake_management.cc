@@ -27,7 +27,7 @@ nvmlReturn_t nvmlInit_v2() {
 nvmlReturn_t nvmlDeviceGetHandleByUUID(const char* uuid, nvmlDevice_t* device) {
   for (const char* const& known : kUuids) {
     if (std::strcmp(uuid, known) != 0) continue;
-    *device = reinterpret_cast<nvmlDevice_t>(const_cast<char**>(const_cast<const char**>(&known)));
+    *device = reinterpret_cast<nvmlDevice_t>(const_cast<const char**>(&known));
     return kSuccess;
   }
   return kNotFound;
