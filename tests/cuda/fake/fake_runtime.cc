@@ -48,6 +48,11 @@ void FakeRuntime::Revive() {
   sticky_ = 0;
 }
 
+bool FakeRuntime::failed() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return sticky_ != 0;
+}
+
 void FakeRuntime::DropQueues() {
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& stream : streams_) stream->queue.clear();

@@ -47,6 +47,8 @@ class FakeRuntime final : public gpu::Runtime {
   void ForgetFailures();
   // A new context after an error that ended everything, as a new process would have it.
   void Revive();
+  // Every call fails with it until then.
+  bool failed() const;
   // What is queued never runs.
   void DropQueues();
 
