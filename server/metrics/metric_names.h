@@ -44,6 +44,7 @@ enum class MetricId {
   kWorkerConnections,
   kPoolBlocks,
   kStagingBytes,
+  kDeviceBytes,
   kCertificateExpiry,
   kDraining,
   kProcessStart,

@@ -39,7 +39,8 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   absl::Status ReportFirstToken(const Caller& caller, const std::string& transfer_id, std::optional<Role> role, double seconds) override;
   std::vector<TransferReport> List(uint32_t limit, bool active_only) override;
   std::vector<PeerStatus> ListPeers() override;
-  Measured MeasuredOf(const std::string& peer) override;
+  Measured MeasuredOf(const std::string& peer, CodedBy by) override;
+  StageRates StagesOf(CodedBy by) override;
   uint32_t active() const override;
   void StartDraining(std::function<void()> done) override;
   void Shutdown() override;

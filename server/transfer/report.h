@@ -55,6 +55,7 @@ struct TransferReport {
   std::optional<BudgetChoice> choice;
   GateOutcome gate;  // of a sender
 
+  CodedBy coded_by() const { return path == "device" ? CodedBy::kGpu : CodedBy::kCpu; }
   // Bytes of the tokens that travelled, by the family of their tier; as if all layers were alike.
   ByFamily KvBytesByFamily() const;
   uint64_t saved_bytes() const { return kv_bytes > wire_bytes ? kv_bytes - wire_bytes : 0; }
