@@ -33,7 +33,7 @@ function(spectrumkv_test name)
     return()
   endif()
   add_executable(${name} ${ARG_SOURCES})
-  target_link_libraries(${name} PRIVATE spectrumkv_flags ${ARG_LIBS} GTest::gtest_main GTest::gmock Threads::Threads)
+  target_link_libraries(${name} PRIVATE spectrumkv_flags ${ARG_LIBS} GTest::gtest_main GTest::gmock)
   # gcc 12 at -O3 warns falsely of initializer lists and byte vectors it has inlined into tests.
   if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
     target_compile_options(${name} PRIVATE ${ARG_COMPILE_OPTIONS})
