@@ -123,12 +123,12 @@ def settle(world, name):
 
 def learn(world, transfer):
     """Sees to it that World.expected() knows this transfer: coded words are compared with those of an undisturbed one."""
-    for policy in contents.CELLS_OF.get(transfer.policy, (transfer.policy,)):
+    for number, policy in enumerate(contents.CELLS_OF.get(transfer.policy, (transfer.policy,))):
         if (transfer.content, policy) in world.references:
             continue
         words = contents.words(world.seed, transfer.content)
         if policy != "RAW":
-            twin = replace(transfer, name=f"{transfer.name}.{policy}.twin", policy=policy, layerwise=False, deadline_ms=8000)
+            twin = replace(transfer, name=f"{transfer.name}.twin{number}", policy=policy, layerwise=False, deadline_ms=8000)
             if wrong := undisturbed(world, twin):
                 raise AssertionError(f"an undisturbed transfer failed: {wrong}")
             words = contents.tokens_of(world.workers[twin.target].cache, twin.target_blocks, twin.tokens)[0].copy()
