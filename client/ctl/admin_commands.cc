@@ -22,6 +22,15 @@ absl::StatusOr<int> Health(const Context& context, Args args) {
   return *health == "SERVING" ? kOk : kCheckFailed;
 }
 
+std::string Gpu(const v1::DeviceUsage& gpu) {
+  const std::string context = !gpu.has_context_bytes()     ? "context of unknown size"
+                              : gpu.context_bytes() == 0 ? "no context"
+                                                         : "context " + Bytes(gpu.context_bytes());
+  return gpu.uuid() + " " + gpu.name() + ": " + context + ", " + Bytes(gpu.owned_bytes()) + " of pools, " +
+         std::to_string(gpu.imports()) + " imported, " + std::to_string(gpu.lanes()) + " lanes of " +
+         Bytes(gpu.lane_bytes()) + (gpu.failure().empty() ? "" : ", FAILED: " + gpu.failure());
+}
+
 absl::StatusOr<int> Status(const Context& context, Args args) {
   if (const absl::Status status = args.Check(); !status.ok()) return status;
   const auto status = CallAdmin(context.connection, &AdminStub::GetStatus, v1::GetStatusRequest());
@@ -32,9 +41,7 @@ absl::StatusOr<int> Status(const Context& context, Args args) {
   }
   std::string supported, slots, gpus;
   for (const v1::DeviceUsage& gpu : status->devices()) {
-    gpus += (gpus.empty() ? "" : "; ") + gpu.uuid() + " " + gpu.name() + ": " + Bytes(gpu.owned_bytes()) + " of pools, " +
-            std::to_string(gpu.imports()) + " imported, " + std::to_string(gpu.lanes()) + " lanes of " +
-            Bytes(gpu.lane_bytes()) + (gpu.failure().empty() ? "" : ", FAILED: " + gpu.failure());
+    gpus += (gpus.empty() ? "" : "; ") + Gpu(gpu);
   }
   for (const std::string& name : status->backends_supported()) supported += (supported.empty() ? "" : ", ") + name;
   for (const v1::SlotUsage& usage : status->slots()) {
@@ -69,6 +76,15 @@ std::string Rates(const v1::FamilyRates& rates) {
          known(rates.has_rotated_bytes_per_second(), rates.rotated_bytes_per_second());
 }
 
+std::string Stages(const v1::StageRates& stages) {
+  const auto known = [](bool has, double rate) { return has ? Rate(rate) : ""; };
+  return Lines({{"scan", known(stages.has_scan_bytes_per_second(), stages.scan_bytes_per_second())},
+                {"sample", known(stages.has_sample_bytes_per_second(), stages.sample_bytes_per_second())},
+                {"plan", known(stages.has_plan_bytes_per_second(), stages.plan_bytes_per_second())},
+                {"encode", Rates(stages.encode())},
+                {"decode", Rates(stages.decode())}});
+}
+
 absl::StatusOr<int> Peers(const Context& context, Args args) {
   if (const absl::Status status = args.Check(); !status.ok()) return status;
   const auto peers = CallAdmin(context.connection, &AdminStub::ListPeers, v1::ListPeersRequest());
@@ -88,14 +104,10 @@ absl::StatusOr<int> Peers(const Context& context, Args args) {
   }
   std::fputs(Table(rows).c_str(), stdout);
   const v1::StageRates& stages = peers->stages();
-  const auto known = [](bool has, double rate) { return has ? Rate(rate) : "-"; };
-  std::printf("\nThis daemon, %u threads; raw/plain/rotated of one thread:\n%s", stages.threads(),
-              Lines({{"scan", known(stages.has_scan_bytes_per_second(), stages.scan_bytes_per_second())},
-                     {"sample", known(stages.has_sample_bytes_per_second(), stages.sample_bytes_per_second())},
-                     {"plan", known(stages.has_plan_bytes_per_second(), stages.plan_bytes_per_second())},
-                     {"encode", Rates(stages.encode())},
-                     {"decode", Rates(stages.decode())}})
-                  .c_str());
+  std::printf("\nThis daemon, %u threads; raw/plain/rotated of one thread:\n%s", stages.threads(), Stages(stages).c_str());
+  if (peers->has_gpu_stages()) {
+    std::printf("\nIts GPUs, for pools there; raw/plain/rotated of one lane:\n%s", Stages(peers->gpu_stages()).c_str());
+  }
   return kOk;
 }
 

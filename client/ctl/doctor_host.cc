@@ -94,7 +94,7 @@ Finding LockedMemory(const HostFacts& host, const DaemonFacts& daemon) {
   f.what = limit == kUnlimited ? "unlimited" : "limit " + Bytes(limit);
   uint64_t staging = 0;
   for (const v1::SlotUsage& usage : daemon.status.slots()) staging += usage.slots_total() * usage.slot_bytes();
-  if (daemon.status.backend() != "cuda") {
+  if (daemon.status.devices().empty()) {
     f.what += "; nothing is locked on the host path";
   } else if (limit < staging) {
     f.level = Level::kWarning;
@@ -127,10 +127,6 @@ Finding Cpu(const HostFacts& host, const DaemonFacts& daemon) {
   return f;
 }
 
-bool Has(const google::protobuf::RepeatedPtrField<std::string>& names, const std::string& name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
 std::vector<Finding> Gpu(const HostFacts& host, const DaemonFacts& daemon) {
   if (host.gpus.empty()) {
     return {{"gpu", "", Level::kFine, "none visible: pools in host memory, coded on the CPU", ""}};
@@ -144,9 +140,9 @@ std::vector<Finding> Gpu(const HostFacts& host, const DaemonFacts& daemon) {
     f.what += " (may not be opened)";
     f.advice = "the container needs the device: a resource claim, or NVIDIA_VISIBLE_DEVICES and the group that owns it";
   }
-  if (f.level == Level::kFine && daemon.reached.ok() && !Has(daemon.status.backends_supported(), "cuda")) {
+  if (f.level == Level::kFine && daemon.reached.ok() && daemon.status.devices().empty()) {
     f.level = Level::kWarning;
-    f.what += "; the daemon has no cuda backend";
+    f.what += "; the daemon uses none: " + daemon.status.no_device_reason();
     f.advice = "GPU memory cannot be registered; pools in host memory work. A build with CUDA is needed, or a driver for it";
   }
   found.push_back(f);

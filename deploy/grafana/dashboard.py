@@ -186,6 +186,9 @@ def saturation():
               [(used("send"), "send {{instance}}"), (used("receive"), "receive {{instance}}")], max=1),
         graph("Blocks of pools", 8, "short", "KV blocks of all registered pools, by use.",
               [(gauge("pool_blocks", by="state"), "{{state}}")], stack="normal"),
+        graph("Memory on GPUs", 8, "bytes", "What the daemons have on their GPUs beside the memory of workers: the process's "
+              "contexts, pools of kind DAEMON_OWNED, lanes that code chunks.",
+              [(gauge("device_bytes", by="use"), "{{use}}")], stack="normal"),
         graph("Waiting for room at the receiver", 8, "s", "Seconds for each second in which a sender had chunks ready and no "
               "credit. Steadily above 0: the receiver is the brake.",
               [(rate("credit_stall_seconds_total", by="instance"), "{{instance}}")]),

@@ -72,6 +72,14 @@ struct SpreadArgs {
   uint8_t* spreads;  // [tokens]
 };
 
+// Planes of one launch, a row of the grid each, which has as many blocks of threads as the largest needs.
+template <typename Args>
+struct PlanesArgs {
+  Args planes[kMaxPlanes];
+};
+static_assert(sizeof(PlanesArgs<ScanArgs>) <= 4096 && sizeof(PlanesArgs<SpreadArgs>) <= 4096,
+              "what a launch may pass to a kernel");
+
 // One pass: some heads, some queries. Blocks are those of attend_math.h.
 struct AttendArgs {
   uint32_t tokens;

@@ -45,17 +45,17 @@ LaunchStatus LaunchDecode(const DecodeJob* jobs, uint32_t count, void* workspace
   return launch.status();
 }
 
-LaunchStatus LaunchScan(const ScanJob& job, Stream stream) {
-  if (const char* wrong = Check(job)) return LaunchStatus{wrong, 0};
+LaunchStatus LaunchScan(const ScanJob* jobs, uint32_t count, Stream stream) {
+  if (const char* wrong = Check(jobs, count)) return LaunchStatus{wrong, 0};
   DeviceLauncher launch(stream);
-  RunScan(job, launch);
+  RunScan(jobs, count, launch);
   return launch.status();
 }
 
-LaunchStatus LaunchSpread(const SpreadJob& job, Stream stream) {
-  if (const char* wrong = Check(job)) return LaunchStatus{wrong, 0};
+LaunchStatus LaunchSpread(const SpreadJob* jobs, uint32_t count, Stream stream) {
+  if (const char* wrong = Check(jobs, count)) return LaunchStatus{wrong, 0};
   DeviceLauncher launch(stream);
-  RunSpread(job, launch);
+  RunSpread(jobs, count, launch);
   return launch.status();
 }
 

@@ -82,6 +82,9 @@ constexpr uint32_t kMaxBatch = 8;
 bool SameKind(const EncodeJob& a, const EncodeJob& b);
 bool SameKind(const DecodeJob& a, const DecodeJob& b);
 
+// Planes that one launch reads: both of each chunk of a batch. Of one data type, so that one kernel does for all.
+constexpr uint32_t kMaxPlanes = 2 * kMaxBatch;
+
 // One read pass over one plane, for importance by key norms: energies and escape classes as Backend::Scan.
 struct ScanJob {
   ChunkDims dims;
@@ -97,6 +100,9 @@ struct SpreadJob {
   uint32_t skip = 0;           // first tokens that are left out of the mean
   uint8_t* spreads = nullptr;  // [tokens]
 };
+
+inline bool SameKind(const ScanJob& a, const ScanJob& b) { return a.dims.dtype == b.dims.dtype; }
+inline bool SameKind(const SpreadJob& a, const SpreadJob& b) { return a.dims.dtype == b.dims.dtype; }
 
 // What queries attend to in K, for importance by recent queries: scores as Backend::Attend for each head.
 // dims.tokens: up to kMaxAttendTokens, the keys that are there.
@@ -132,8 +138,9 @@ size_t WorkspaceBytes(const ChunkDims& dims);
 // Four kernels, and two, for 1 to kMaxBatch jobs of one kind. Their workspaces follow each other, WorkspaceBytes of each.
 LaunchStatus LaunchEncode(const EncodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes, Stream stream);
 LaunchStatus LaunchDecode(const DecodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes, Stream stream);
-LaunchStatus LaunchScan(const ScanJob& job, Stream stream);
-LaunchStatus LaunchSpread(const SpreadJob& job, Stream stream);
+// One kernel, for 1 to kMaxPlanes jobs of one data type.
+LaunchStatus LaunchScan(const ScanJob* jobs, uint32_t count, Stream stream);
+LaunchStatus LaunchSpread(const SpreadJob* jobs, uint32_t count, Stream stream);
 // Of an attend job; it must be 16-byte aligned. About 16 MiB, more from 131,000 tokens on.
 size_t AttendWorkspaceBytes(const ChunkDims& dims, uint32_t queries);
 LaunchStatus LaunchAttend(const AttendJob& job, void* workspace, size_t workspace_bytes, Stream stream);

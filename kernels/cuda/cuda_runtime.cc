@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/cuda/management.h"
 #include "kernels/cuda/runtime.h"
 
 namespace spectrumkv::gpu {
@@ -61,7 +62,10 @@ class Cuda final : public Runtime {
  public:
   CallStatus CountDevices(int* devices) override {
     *devices = 0;
-    return Told(cudaGetDeviceCount(devices));
+    const CallStatus told = Told(cudaGetDeviceCount(devices));
+    int driver = 0;  // stays where there is none
+    if (told.error != kInsufficientDriver || cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) return told;
+    return CallStatus{kDriverTooOld, told.name, told.words};
   }
 
   CallStatus Describe(int device, DeviceProperties* properties) override {
@@ -83,20 +87,36 @@ class Cuda final : public Runtime {
     return status;
   }
 
+  CallStatus MakeContext(int device, ContextCost* cost) override {
+    DeviceProperties properties;
+    if (const CallStatus told = Describe(device, &properties); !told.ok()) return told;
+    static const Management management("libnvidia-ml.so.1");
+    uint64_t before = 0, after = 0;
+    const bool asked = management.FreeBytes(properties.uuid, &before);
+    if (const cudaError_t error = Choose(device); error != cudaSuccess) return Told(error);
+    cost->known = asked && management.FreeBytes(properties.uuid, &after);
+    cost->bytes = cost->known && after < before ? before - after : 0;
+    return CallStatus{};
+  }
+
   CallStatus Allocate(int device, uint64_t bytes, void** memory) override {
     return On(device, [&] { return cudaMalloc(memory, bytes); });
   }
   CallStatus Free(int device, void* memory) override {
     return On(device, [&] { return cudaFree(memory); });
   }
-  CallStatus AllocatePinned(uint64_t bytes, void** memory) override {
-    return Told(cudaHostAlloc(memory, bytes, cudaHostAllocPortable));
+  CallStatus AllocatePinned(int device, uint64_t bytes, void** memory) override {
+    return On(device, [&] { return cudaHostAlloc(memory, bytes, cudaHostAllocPortable); });
   }
-  CallStatus FreePinned(void* memory) override { return Told(cudaFreeHost(memory)); }
-  CallStatus Pin(void* memory, uint64_t bytes) override {
-    return Told(cudaHostRegister(memory, bytes, cudaHostRegisterPortable));
+  CallStatus FreePinned(int device, void* memory) override {
+    return On(device, [&] { return cudaFreeHost(memory); });
   }
-  CallStatus Unpin(void* memory) override { return Told(cudaHostUnregister(memory)); }
+  CallStatus Pin(int device, void* memory, uint64_t bytes) override {
+    return On(device, [&] { return cudaHostRegister(memory, bytes, cudaHostRegisterPortable); });
+  }
+  CallStatus Unpin(int device, void* memory) override {
+    return On(device, [&] { return cudaHostUnregister(memory); });
+  }
 
   CallStatus OpenMemory(int device, const uint8_t* handle, void** memory, uint64_t* bytes) override {
     cudaIpcMemHandle_t copy;
@@ -167,11 +187,11 @@ class Cuda final : public Runtime {
                            DeviceStream stream) override {
     return Launch(stream, [&] { return LaunchDecode(jobs, count, workspace, workspace_bytes, stream.stream); });
   }
-  LaunchStatus Scan(const ScanJob& job, DeviceStream stream) override {
-    return Launch(stream, [&] { return LaunchScan(job, stream.stream); });
+  LaunchStatus ScanBatch(const ScanJob* jobs, uint32_t count, DeviceStream stream) override {
+    return Launch(stream, [&] { return LaunchScan(jobs, count, stream.stream); });
   }
-  LaunchStatus Spread(const SpreadJob& job, DeviceStream stream) override {
-    return Launch(stream, [&] { return LaunchSpread(job, stream.stream); });
+  LaunchStatus SpreadBatch(const SpreadJob* jobs, uint32_t count, DeviceStream stream) override {
+    return Launch(stream, [&] { return LaunchSpread(jobs, count, stream.stream); });
   }
   LaunchStatus Attend(const AttendJob& job, void* workspace, size_t workspace_bytes, DeviceStream stream) override {
     return Launch(stream, [&] { return LaunchAttend(job, workspace, workspace_bytes, stream.stream); });

@@ -5,6 +5,8 @@ namespace spectrumkv::gpu {
 bool IsSticky(int error) {
   switch (error) {
     case kEccUncorrectable:
+    case 220:  // cudaErrorNvlinkUncorrectable
+    case 226:  // cudaErrorContained
     case kIllegalAddress:
     case kLaunchTimeout:
     case kHardwareStack:
@@ -13,7 +15,11 @@ bool IsSticky(int error) {
     case 710:  // cudaErrorAssert
     case 717:  // cudaErrorInvalidAddressSpace
     case 718:  // cudaErrorInvalidPc
-    case kLaunchFailure: return true;
+    case kLaunchFailure:
+    case 721:  // cudaErrorTensorMemoryLeak
+    case 810:  // cudaErrorMpsClientTerminated
+    case 911:  // cudaErrorExternalDevice
+      return true;
     default: return false;
   }
 }

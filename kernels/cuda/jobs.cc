@@ -53,6 +53,49 @@ const char* CheckBatch(const Job* jobs, uint32_t count, const void* workspace, s
   return nullptr;
 }
 
+const char* CheckOutput(const ScanJob& job) {
+  return job.scans == nullptr || !Aligned(job.scans, 2) ? "scans" : nullptr;
+}
+const char* CheckOutput(const SpreadJob& job) { return job.spreads == nullptr ? "spreads" : nullptr; }
+
+template <typename Job>
+const char* CheckPlanes(const Job* jobs, uint32_t count) {
+  if (jobs == nullptr || count < 1 || count > kMaxPlanes) return "count";
+  for (uint32_t i = 0; i < count; ++i) {
+    if (const char* wrong = CheckDims(jobs[i].dims)) return wrong;
+    if (const char* wrong = CheckPlane(jobs[i].plane, "plane")) return wrong;
+    if (const char* wrong = CheckOutput(jobs[i])) return wrong;
+    if (!SameKind(jobs[i], jobs[0])) return "kind";
+  }
+  return nullptr;
+}
+
+ScanArgs PlaneArgsOf(const ScanJob& job) {
+  return ScanArgs{job.dims.tokens, job.dims.heads, job.dims.head_dim, job.plane, reinterpret_cast<uint8_t*>(job.scans)};
+}
+
+SpreadArgs PlaneArgsOf(const SpreadJob& job) {
+  const SpreadSample sample = SpreadSampleOf(job.dims.heads, job.dims.head_dim, job.centred);
+  SpreadArgs args{};
+  args.tokens = job.dims.tokens;
+  args.head_dim = job.dims.head_dim;
+  args.sample_heads = sample.heads;
+  args.head_step = sample.head_step;
+  args.sample_dims = sample.dims;
+  args.centred = job.centred ? 1 : 0;
+  args.skip = job.skip;
+  args.plane = job.plane;
+  args.spreads = job.spreads;
+  return args;
+}
+
+template <typename Args, typename Job>
+PlanesArgs<Args> PlanesArgsOf(const Job* jobs, uint32_t count) {
+  PlanesArgs<Args> args{};
+  for (uint32_t i = 0; i < count; ++i) args.planes[i] = PlaneArgsOf(jobs[i]);
+  return args;
+}
+
 uint32_t AttendBlocks(uint32_t tokens) { return (tokens + kAttendTokens - 1) / kAttendTokens; }
 
 // Far more than any model has: what keeps a grid's blocks in 31 bits.
@@ -172,17 +215,8 @@ const char* Check(const DecodeJob* jobs, uint32_t count, const void* workspace, 
   return CheckBatch(jobs, count, workspace, workspace_bytes);
 }
 
-const char* Check(const ScanJob& job) {
-  if (const char* wrong = CheckDims(job.dims)) return wrong;
-  if (const char* wrong = CheckPlane(job.plane, "plane")) return wrong;
-  return job.scans == nullptr || !Aligned(job.scans, 2) ? "scans" : nullptr;
-}
-
-const char* Check(const SpreadJob& job) {
-  if (const char* wrong = CheckDims(job.dims)) return wrong;
-  if (const char* wrong = CheckPlane(job.plane, "plane")) return wrong;
-  return job.spreads == nullptr ? "spreads" : nullptr;
-}
+const char* Check(const ScanJob* jobs, uint32_t count) { return CheckPlanes(jobs, count); }
+const char* Check(const SpreadJob* jobs, uint32_t count) { return CheckPlanes(jobs, count); }
 
 const char* Check(const ZeroJob& job) {
   if (const char* wrong = CheckDims(job.dims)) return wrong;
@@ -192,24 +226,8 @@ const char* Check(const ZeroJob& job) {
 BatchArgs ArgsOf(const EncodeJob* jobs, uint32_t count, void* workspace) { return BatchArgsOf(jobs, count, workspace); }
 BatchArgs ArgsOf(const DecodeJob* jobs, uint32_t count, void* workspace) { return BatchArgsOf(jobs, count, workspace); }
 
-ScanArgs ArgsOf(const ScanJob& job) {
-  return ScanArgs{job.dims.tokens, job.dims.heads, job.dims.head_dim, job.plane, reinterpret_cast<uint8_t*>(job.scans)};
-}
-
-SpreadArgs ArgsOf(const SpreadJob& job) {
-  const SpreadSample sample = SpreadSampleOf(job.dims.heads, job.dims.head_dim);
-  SpreadArgs args{};
-  args.tokens = job.dims.tokens;
-  args.head_dim = job.dims.head_dim;
-  args.sample_heads = sample.heads;
-  args.head_step = sample.head_step;
-  args.sample_dims = sample.dims;
-  args.centred = job.centred ? 1 : 0;
-  args.skip = job.skip;
-  args.plane = job.plane;
-  args.spreads = job.spreads;
-  return args;
-}
+PlanesArgs<ScanArgs> ArgsOf(const ScanJob* jobs, uint32_t count) { return PlanesArgsOf<ScanArgs>(jobs, count); }
+PlanesArgs<SpreadArgs> ArgsOf(const SpreadJob* jobs, uint32_t count) { return PlanesArgsOf<SpreadArgs>(jobs, count); }
 
 ZeroArgs ArgsOf(const ZeroJob& job) {
   return ZeroArgs{job.first_token, job.dims.tokens, job.dims.heads, job.dims.head_dim, job.plane};

@@ -9,16 +9,16 @@ namespace spectrumkv::gpu {
 // What is wrong with a job, by the name of the field, or null.
 const char* Check(const EncodeJob* jobs, uint32_t count, const void* workspace, size_t workspace_bytes);
 const char* Check(const DecodeJob* jobs, uint32_t count, const void* workspace, size_t workspace_bytes);
-const char* Check(const ScanJob& job);
-const char* Check(const SpreadJob& job);
+const char* Check(const ScanJob* jobs, uint32_t count);
+const char* Check(const SpreadJob* jobs, uint32_t count);
 const char* Check(const ZeroJob& job);
 const char* Check(const AttendJob& job, const void* workspace, size_t workspace_bytes);
 
 // REQUIRES: checked.
 BatchArgs ArgsOf(const EncodeJob* jobs, uint32_t count, void* workspace);
 BatchArgs ArgsOf(const DecodeJob* jobs, uint32_t count, void* workspace);
-ScanArgs ArgsOf(const ScanJob& job);
-SpreadArgs ArgsOf(const SpreadJob& job);
+PlanesArgs<ScanArgs> ArgsOf(const ScanJob* jobs, uint32_t count);
+PlanesArgs<SpreadArgs> ArgsOf(const SpreadJob* jobs, uint32_t count);
 ZeroArgs ArgsOf(const ZeroJob& job);
 
 // How a job is cut into passes: heads and queries that are taken at a time, the latter a multiple of kAttendQueries.

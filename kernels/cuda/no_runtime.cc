@@ -15,12 +15,13 @@ class NoRuntime final : public Runtime {
   }
   CallStatus Describe(int, DeviceProperties*) override { return kNone; }
   CallStatus FreeBytes(int, uint64_t*) override { return kNone; }
+  CallStatus MakeContext(int, ContextCost*) override { return kNone; }
   CallStatus Allocate(int, uint64_t, void**) override { return kNone; }
   CallStatus Free(int, void*) override { return kNone; }
-  CallStatus AllocatePinned(uint64_t, void**) override { return kNone; }
-  CallStatus FreePinned(void*) override { return kNone; }
-  CallStatus Pin(void*, uint64_t) override { return kNone; }
-  CallStatus Unpin(void*) override { return kNone; }
+  CallStatus AllocatePinned(int, uint64_t, void**) override { return kNone; }
+  CallStatus FreePinned(int, void*) override { return kNone; }
+  CallStatus Pin(int, void*, uint64_t) override { return kNone; }
+  CallStatus Unpin(int, void*) override { return kNone; }
   CallStatus OpenMemory(int, const uint8_t*, void**, uint64_t*) override { return kNone; }
   CallStatus CloseMemory(int, void*) override { return kNone; }
   CallStatus CreateStream(int, DeviceStream*) override { return kNone; }
@@ -35,8 +36,8 @@ class NoRuntime final : public Runtime {
   CallStatus ZeroRows(Pitched, size_t, size_t, DeviceStream) override { return kNone; }
   LaunchStatus EncodeBatch(const EncodeJob*, uint32_t, void*, size_t, DeviceStream) override { return kNotLaunched; }
   LaunchStatus DecodeBatch(const DecodeJob*, uint32_t, void*, size_t, DeviceStream) override { return kNotLaunched; }
-  LaunchStatus Scan(const ScanJob&, DeviceStream) override { return kNotLaunched; }
-  LaunchStatus Spread(const SpreadJob&, DeviceStream) override { return kNotLaunched; }
+  LaunchStatus ScanBatch(const ScanJob*, uint32_t, DeviceStream) override { return kNotLaunched; }
+  LaunchStatus SpreadBatch(const SpreadJob*, uint32_t, DeviceStream) override { return kNotLaunched; }
   LaunchStatus Attend(const AttendJob&, void*, size_t, DeviceStream) override { return kNotLaunched; }
   LaunchStatus ZeroTokens(const ZeroJob&, DeviceStream) override { return kNotLaunched; }
 };

@@ -80,20 +80,26 @@ void RunDecode(const DecodeJob* jobs, uint32_t count, void* workspace, Launcher&
   });
 }
 
-template <typename Launcher>
-void RunScan(const ScanJob& job, Launcher& launch) {
-  const ScanArgs args = ArgsOf(job);
-  WithDType(job.dims.dtype, [&]<DType kType>() {
-    launch(Scan<kType>, BlocksFor(uint64_t{args.tokens} * kScanLanes, kScanThreads), kScanThreads, args);
-  });
+// The most tokens that a job has.
+template <typename Job>
+uint32_t MostTokens(const Job* jobs, uint32_t count) {
+  uint32_t most = 0;
+  for (uint32_t i = 0; i < count; ++i) most = jobs[i].dims.tokens > most ? jobs[i].dims.tokens : most;
+  return most;
 }
 
 template <typename Launcher>
-void RunSpread(const SpreadJob& job, Launcher& launch) {
-  const SpreadArgs args = ArgsOf(job);
-  WithDType(job.dims.dtype, [&]<DType kType>() {
-    launch(Spread<kType>, BlocksFor(args.tokens, kSpreadTokens), kSpreadThreads, args);
-  });
+void RunScan(const ScanJob* jobs, uint32_t count, Launcher& launch) {
+  const PlanesArgs<ScanArgs> args = ArgsOf(jobs, count);
+  const uint32_t blocks = BlocksFor(uint64_t{MostTokens(jobs, count)} * kScanLanes, kScanThreads);
+  WithDType(jobs->dims.dtype, [&]<DType kType>() { launch(Scan<kType>, blocks, kScanThreads, args, count); });
+}
+
+template <typename Launcher>
+void RunSpread(const SpreadJob* jobs, uint32_t count, Launcher& launch) {
+  const PlanesArgs<SpreadArgs> args = ArgsOf(jobs, count);
+  const uint32_t blocks = BlocksFor(MostTokens(jobs, count), kSpreadTokens);
+  WithDType(jobs->dims.dtype, [&]<DType kType>() { launch(Spread<kType>, blocks, kSpreadThreads, args, count); });
 }
 
 template <typename Launcher>

@@ -49,7 +49,8 @@ enum ErrorCode : int {
   kSystemNotReady = 802,
   kDriverMismatch = 803,
   kUnknownError = 999,
-  kWithoutCuda = -1,  // ours: the program was built without CUDA
+  kWithoutCuda = -1,   // ours: the program was built without CUDA
+  kDriverTooOld = -2,  // ours: there is a driver, which the runtime says is insufficient
 };
 
 // Names and words are static.
@@ -68,6 +69,12 @@ struct DeviceProperties {
   uint8_t uuid[16] = {};
   int compute_major = 0, compute_minor = 0;
   uint64_t total_bytes = 0;
+};
+
+// What the context of this process takes of a device's memory: by so much less is free behind its making than before.
+struct ContextCost {
+  uint64_t bytes = 0;
+  bool known = false;  // false: nobody could be asked before there was one (management.h)
 };
 
 constexpr size_t kIpcHandleBytes = 64;  // cudaIpcMemHandle_t, cudaIpcEventHandle_t
@@ -93,13 +100,17 @@ class Runtime {
   virtual CallStatus Describe(int device, DeviceProperties* properties) = 0;
   // Of the whole device, as its driver counts: what other processes have is not free.
   virtual CallStatus FreeBytes(int device, uint64_t* free_bytes) = 0;
+  // Makes the process's context on a device, which every call below would make if there were none, and tells what it
+  // took: 0 where there was one. What kernels need beside it, a few MiB, the driver takes when each is first launched.
+  virtual CallStatus MakeContext(int device, ContextCost* cost) = 0;
 
   virtual CallStatus Allocate(int device, uint64_t bytes, void** memory) = 0;
   virtual CallStatus Free(int device, void* memory) = 0;
-  virtual CallStatus AllocatePinned(uint64_t bytes, void** memory) = 0;
-  virtual CallStatus FreePinned(void* memory) = 0;
-  virtual CallStatus Pin(void* memory, uint64_t bytes) = 0;
-  virtual CallStatus Unpin(void* memory) = 0;
+  // Host memory, pinned for all devices. The one that is named is whose context the call is made in.
+  virtual CallStatus AllocatePinned(int device, uint64_t bytes, void** memory) = 0;
+  virtual CallStatus FreePinned(int device, void* memory) = 0;
+  virtual CallStatus Pin(int device, void* memory, uint64_t bytes) = 0;
+  virtual CallStatus Unpin(int device, void* memory) = 0;
 
   // Memory of another process. `handle` has kIpcHandleBytes, as cudaIpcGetMemHandle gave them; *memory is the beginning
   // of the whole allocation, *bytes its length as the driver knows it.
@@ -135,8 +146,8 @@ class Runtime {
   LaunchStatus Decode(const DecodeJob& job, void* workspace, size_t workspace_bytes, DeviceStream stream) {
     return DecodeBatch(&job, 1, workspace, workspace_bytes, stream);
   }
-  virtual LaunchStatus Scan(const ScanJob& job, DeviceStream stream) = 0;
-  virtual LaunchStatus Spread(const SpreadJob& job, DeviceStream stream) = 0;
+  virtual LaunchStatus ScanBatch(const ScanJob* jobs, uint32_t count, DeviceStream stream) = 0;
+  virtual LaunchStatus SpreadBatch(const SpreadJob* jobs, uint32_t count, DeviceStream stream) = 0;
   virtual LaunchStatus Attend(const AttendJob& job, void* workspace, size_t workspace_bytes, DeviceStream stream) = 0;
   virtual LaunchStatus ZeroTokens(const ZeroJob& job, DeviceStream stream) = 0;
 };

@@ -29,7 +29,8 @@ SPECTRUMKV_DEVICE float FoldLanes(float (&sums)[kLaneValues]) {
 
 template <DType kType>
 SPECTRUMKV_KERNEL(kScanThreads)
-Scan(const ScanArgs args) {
+Scan(const PlanesArgs<ScanArgs> batch) {
+  const ScanArgs& args = batch.planes[blockIdx.y];
   const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
   const uint32_t token = thread / kScanLanes, lane = thread % kScanLanes;
   float sums[kLaneValues] = {};

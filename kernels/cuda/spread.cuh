@@ -18,10 +18,12 @@ SPECTRUMKV_DEVICE const uint8_t* SampledAt(const SpreadArgs& args, uint32_t toke
 // One block for a run of kSpreadTokens tokens.
 template <DType kType>
 SPECTRUMKV_KERNEL(kSpreadThreads)
-Spread(const SpreadArgs args) {
+Spread(const PlanesArgs<SpreadArgs> batch) {
+  const SpreadArgs& args = batch.planes[blockIdx.y];
   __shared__ float means[kSpreadValues];
   __shared__ uint32_t left_out[kSpreadTokens];
   const uint32_t first = blockIdx.x * kSpreadTokens;
+  if (first >= args.tokens) return;  // the whole block
   const uint32_t count = args.tokens - first < kSpreadTokens ? args.tokens - first : kSpreadTokens;
   const uint32_t units = args.sample_heads * args.sample_dims / kLaneValues;
   const uint32_t lane = threadIdx.x % kScanLanes;

@@ -65,7 +65,7 @@ absl::Status DecodeOnDevice(const DecodeTarget& target, DecodeScratch* scratch, 
   std::vector<gpu::DecodeJob> jobs;
   for (size_t i = 0; i < chunks->size(); ++i) jobs.push_back(JobOf(target, (*chunks)[i], parts[i], memory, scratch));
   memory.Upload(parts.front().k_runs, parts.back().coded);
-  ForEachKind(jobs, [&](const gpu::DecodeJob* first, uint32_t count, size_t offset, size_t bytes) {
+  ForEachKindInWorkspace(jobs, [&](const gpu::DecodeJob* first, uint32_t count, size_t offset, size_t bytes) {
     lane->Decode(first, count, memory.device(workspace) + offset, bytes);
   });
   memory.Download(parts.front().report, parts.back().report);

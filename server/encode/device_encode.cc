@@ -92,7 +92,7 @@ absl::Status EncodeOnDevice(const EncodeSource& source, uint64_t capacity, Encod
   std::vector<gpu::EncodeJob> jobs;
   for (size_t i = 0; i < chunks->size(); ++i) jobs.push_back(JobOf(source, *(*chunks)[i].chunk, parts[i], memory, scratch));
   memory.Upload(parts.front().k_runs, parts.back().tiers);
-  ForEachKind(jobs, [&](const gpu::EncodeJob* first, uint32_t count, size_t offset, size_t bytes) {
+  ForEachKindInWorkspace(jobs, [&](const gpu::EncodeJob* first, uint32_t count, size_t offset, size_t bytes) {
     lane->Encode(first, count, memory.device(workspace) + offset, bytes);
   });
   memory.Download(parts.front().report, parts.back().report);

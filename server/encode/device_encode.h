@@ -28,10 +28,18 @@ struct DeviceChunk {
 absl::Status EncodeOnDevice(const EncodeSource& source, uint64_t capacity, EncodeScratch* scratch,
                             std::vector<DeviceChunk>* chunks);
 
-// The tokens of a coded chunk that MeasureReconstruction compares, as they are in the source and as the chunk's decoding has
-// them: `dense` becomes [original, decoded][planes, tokens compared, heads, head_dim]. Both are made by the kernels of the data
-// path: the originals as RAW. `dims`: of the chunk data[0, size), which was parsed. Errors: those of the device.
-absl::Status ReadBackOnDevice(const EncodeSource& source, const ChunkCut& cut, const ChunkDims& dims, const uint8_t* data,
-                              size_t size, EncodeScratch* scratch, std::vector<uint8_t>* dense);
+// A coded chunk that is compared with its source.
+struct ReadBack {
+  const ChunkCut* cut = nullptr;
+  ChunkDims dims;                 // of data[0, size), which was parsed
+  const uint8_t* data = nullptr;
+  size_t size = 0;
+  // The tokens that MeasureReconstruction compares, as they are in the source and as the chunk's decoding has them:
+  // [original, decoded][planes, tokens compared, heads, head_dim].
+  std::vector<uint8_t> dense;
+};
+// Fills `dense`. Both halves are made by the kernels of the data path, the originals as RAW: one copy there, as few launches
+// as their kinds allow, one wait for all of them. REQUIRES: 1 to gpu::kMaxBatch. Errors: those of the device.
+absl::Status ReadBackOnDevice(const EncodeSource& source, EncodeScratch* scratch, std::vector<ReadBack>* chunks);
 
 }  // namespace spectrumkv

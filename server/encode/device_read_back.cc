@@ -14,72 +14,129 @@ gpu::DevicePlane DensePlaneOf(const ChunkDims& dims, uint8_t* base, const gpu::T
   return gpu::DevicePlane{base, run, 1, head * dims.heads, head, word};
 }
 
+// Where the parts of one chunk lie in the lane's memory.
+struct ReadBackParts {
+  ChunkDims some;  // of the tokens compared
+  uint32_t planes = 1;
+  size_t token_bytes = 0;
+  ChunkLayout raw;  // of those tokens as a chunk of their own
+  LaneMemory::Part k_runs, v_runs, tiers, coded;  // up
+  LaneMemory::Part original, compared;            // down
+  LaneMemory::Part decoded, report;               // of the device alone
+  size_t plane_bytes() const { return some.tokens * token_bytes; }
+};
+
+ReadBackParts PartsFor(const ReadBack& chunk, LaneMemory* memory) {
+  const ChunkDims& dims = chunk.dims;
+  ReadBackParts of;
+  const uint32_t step = ComparedStep(dims.tokens);
+  of.some = dims;
+  of.some.tokens = (dims.tokens + step - 1) / step;
+  of.planes = dims.has_v ? 2 : 1;
+  of.token_bytes = size_t{dims.heads} * dims.head_dim * SizeOf(dims.dtype);
+  TierCounts all_raw;
+  all_raw.k[0] = of.some.tokens;
+  all_raw.v[0] = dims.has_v ? of.some.tokens : 0;
+  of.raw = LayoutOf(of.some, all_raw);
+  of.k_runs = memory->Take(RunsBytes(of.some.tokens));
+  of.v_runs = memory->Take(dims.has_v ? RunsBytes(of.some.tokens) : 0);
+  of.tiers = memory->Take(of.some.tokens);
+  of.coded = memory->Take(chunk.size);
+  return of;
+}
+
+gpu::EncodeJob OriginalsOf(const EncodeSource& source, const ReadBack& chunk, const ReadBackParts& parts,
+                           const LaneMemory& memory, EncodeScratch* scratch) {
+  gpu::EncodeJob job;
+  job.dims = parts.some;
+  const auto plane_of = [&](PlaneId plane, const LaneMemory::Part& runs, std::vector<uint8_t*>* rows) {
+    const DeviceRows compared_rows = DeviceRowsOf(source, *chunk.cut, plane, rows);
+    KeepCompared(chunk.dims.tokens, rows);
+    return PlaneOf(compared_rows, parts.some.tokens, memory, runs);
+  };
+  job.k = plane_of(PlaneId::kK, parts.k_runs, &scratch->k_rows);
+  if (chunk.dims.has_v) job.v = plane_of(PlaneId::kV, parts.v_runs, &scratch->v_rows);
+  std::memset(memory.host(parts.tiers), 0, parts.some.tokens);  // RAW
+  job.tiers = memory.device(parts.tiers);
+  job.chunk = memory.device(parts.original);
+  job.capacity = parts.original.bytes;
+  job.report = memory.device<gpu::ChunkReport>(parts.report);
+  return job;
+}
+
+gpu::DecodeJob DecodingOf(const ReadBack& chunk, const ReadBackParts& parts, const LaneMemory& memory,
+                          const gpu::TokenRun* one_run) {
+  gpu::DecodeJob job;
+  job.dims = chunk.dims;
+  std::memcpy(memory.host(parts.coded), chunk.data, chunk.size);
+  job.chunk = memory.device(parts.coded);
+  job.target = chunk.dims.dtype;
+  job.k = DensePlaneOf(chunk.dims, memory.device(parts.decoded), one_run);
+  if (chunk.dims.has_v) {
+    job.v = DensePlaneOf(chunk.dims, memory.device(parts.decoded) + chunk.dims.tokens * parts.token_bytes, one_run);
+  }
+  job.report = memory.device<gpu::ChunkReport>(parts.report);
+  return job;
+}
+
+void DownloadCompared(const ReadBack& chunk, const ReadBackParts& parts, const LaneMemory& memory, DeviceLane* lane) {
+  const size_t step = ComparedStep(chunk.dims.tokens);
+  for (uint32_t p = 0; p < parts.planes; ++p) {
+    lane->CopyRows({memory.host(parts.compared) + p * parts.plane_bytes(), parts.token_bytes},
+                   {memory.device(parts.decoded) + p * chunk.dims.tokens * parts.token_bytes, step * parts.token_bytes},
+                   parts.token_bytes, parts.some.tokens);
+  }
+}
+
+void TakeDense(const ReadBackParts& parts, const LaneMemory& memory, std::vector<uint8_t>* dense) {
+  const size_t bytes = parts.planes * parts.plane_bytes();
+  dense->resize(2 * bytes);
+  std::memcpy(dense->data(), memory.host(parts.original) + parts.raw.codes[kCodesRaw].offset, bytes);
+  std::memcpy(dense->data() + bytes, memory.host(parts.compared), bytes);
+}
+
+std::vector<ReadBackParts> TakeParts(const std::vector<ReadBack>& chunks, LaneMemory* memory) {
+  std::vector<ReadBackParts> parts;
+  for (const ReadBack& chunk : chunks) parts.push_back(PartsFor(chunk, memory));
+  for (ReadBackParts& of : parts) of.original = memory->Take(of.raw.chunk_bytes);
+  for (ReadBackParts& of : parts) of.compared = memory->Take(of.planes * of.plane_bytes());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    parts[i].decoded = memory->TakeOnDevice(parts[i].planes * chunks[i].dims.tokens * parts[i].token_bytes);
+    parts[i].report = memory->TakeOnDevice(sizeof(gpu::ChunkReport));
+  }
+  return parts;
+}
+
 }  // namespace
 
-absl::Status ReadBackOnDevice(const EncodeSource& source, const ChunkCut& cut, const ChunkDims& dims, const uint8_t* data,
-                              size_t size, EncodeScratch* scratch, std::vector<uint8_t>* dense) {
+absl::Status ReadBackOnDevice(const EncodeSource& source, EncodeScratch* scratch, std::vector<ReadBack>* chunks) {
   auto lane = source.hold->device()->TakeLane();
   if (!lane.ok()) return lane.status();
-  const uint32_t step = ComparedStep(dims.tokens), planes = dims.has_v ? 2 : 1;
-  ChunkDims some = dims;
-  some.tokens = (dims.tokens + step - 1) / step;
-  const size_t token_bytes = size_t{dims.heads} * dims.head_dim * SizeOf(dims.dtype);
-  const size_t some_bytes = planes * some.tokens * token_bytes;
-  TierCounts all_raw;
-  all_raw.k[0] = some.tokens;
-  all_raw.v[0] = dims.has_v ? some.tokens : 0;
-  const ChunkLayout raw = LayoutOf(some, all_raw);
-
   LaneMemory memory;
-  const auto k_runs = memory.Take(RunsBytes(some.tokens));
-  const auto v_runs = memory.Take(dims.has_v ? RunsBytes(some.tokens) : 0);
   const auto dense_run = memory.Take(sizeof(kOneRun));
-  const auto tiers = memory.Take(some.tokens);
-  const auto coded = memory.Take(size);
-  const auto original = memory.Take(raw.chunk_bytes);
-  const auto compared = memory.Take(some_bytes);
-  const auto report = memory.TakeOnDevice(sizeof(gpu::ChunkReport));
-  const auto decoded = memory.TakeOnDevice(planes * dims.tokens * token_bytes);
-  const auto workspace = memory.TakeOnDevice(gpu::WorkspaceBytes(dims));
+  const std::vector<ReadBackParts> parts = TakeParts(*chunks, &memory);
+  size_t workspace_bytes = 0;  // of the decodes, which come behind the encodes and have no fewer tokens
+  for (const ReadBack& chunk : *chunks) workspace_bytes += gpu::WorkspaceBytes(chunk.dims);
+  const auto workspace = memory.TakeOnDevice(workspace_bytes);
   if (!memory.Map(&*lane)) return lane->Finish();
   std::memcpy(memory.host(dense_run), &kOneRun, sizeof(kOneRun));
-  std::memset(memory.host(tiers), 0, some.tokens);  // RAW
-  std::memcpy(memory.host(coded), data, size);
-
-  gpu::EncodeJob encode;
-  encode.dims = some;
-  const auto plane_of = [&](PlaneId plane, const LaneMemory::Part& runs, std::vector<uint8_t*>* rows) {
-    const DeviceRows compared_rows = DeviceRowsOf(source, cut, plane, rows);
-    KeepCompared(dims.tokens, rows);
-    return PlaneOf(compared_rows, some.tokens, memory, runs);
-  };
-  encode.k = plane_of(PlaneId::kK, k_runs, &scratch->k_rows);
-  if (dims.has_v) encode.v = plane_of(PlaneId::kV, v_runs, &scratch->v_rows);
-  encode.tiers = memory.device(tiers);
-  encode.chunk = memory.device(original);
-  encode.capacity = original.bytes;
-  encode.report = memory.device<gpu::ChunkReport>(report);
-  gpu::DecodeJob decode;
-  decode.dims = dims;
-  decode.chunk = memory.device(coded);
-  decode.target = dims.dtype;
-  const auto* run = memory.device<gpu::TokenRun>(dense_run);
-  decode.k = DensePlaneOf(dims, memory.device(decoded), run);
-  if (dims.has_v) decode.v = DensePlaneOf(dims, memory.device(decoded) + dims.tokens * token_bytes, run);
-  decode.report = encode.report;
-
-  memory.Upload(k_runs, coded);
-  lane->Encode(&encode, 1, memory.device(workspace), workspace.bytes);
-  lane->Decode(&decode, 1, memory.device(workspace), workspace.bytes);
-  memory.Download(original, original);
-  for (uint32_t p = 0; p < planes; ++p) {
-    lane->CopyRows({memory.host(compared) + p * some.tokens * token_bytes, token_bytes},
-                   {memory.device(decoded) + p * dims.tokens * token_bytes, step * token_bytes}, token_bytes, some.tokens);
+  std::vector<gpu::EncodeJob> encodes;
+  std::vector<gpu::DecodeJob> decodes;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    encodes.push_back(OriginalsOf(source, (*chunks)[i], parts[i], memory, scratch));
+    decodes.push_back(DecodingOf((*chunks)[i], parts[i], memory, memory.device<gpu::TokenRun>(dense_run)));
   }
+  memory.Upload(dense_run, parts.back().coded);
+  ForEachKindInWorkspace(encodes, [&](const gpu::EncodeJob* first, uint32_t count, size_t offset, size_t bytes) {
+    lane->Encode(first, count, memory.device(workspace) + offset, bytes);
+  });
+  ForEachKindInWorkspace(decodes, [&](const gpu::DecodeJob* first, uint32_t count, size_t offset, size_t bytes) {
+    lane->Decode(first, count, memory.device(workspace) + offset, bytes);
+  });
+  memory.Download(parts.front().original, parts.back().original);
+  for (size_t i = 0; i < parts.size(); ++i) DownloadCompared((*chunks)[i], parts[i], memory, &*lane);
   if (absl::Status done = lane->Finish(); !done.ok()) return done;
-  dense->resize(2 * some_bytes);
-  std::memcpy(dense->data(), memory.host(original) + raw.codes[kCodesRaw].offset, some_bytes);
-  std::memcpy(dense->data() + some_bytes, memory.host(compared), some_bytes);
+  for (size_t i = 0; i < parts.size(); ++i) TakeDense(parts[i], memory, &(*chunks)[i].dense);
   return absl::OkStatus();
 }
 

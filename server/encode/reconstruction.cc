@@ -113,20 +113,15 @@ ReconstructionError MeasureOnHost(const Backend& backend, const EncodeSource& so
   return error;
 }
 
-ReconstructionError MeasureOnDevice(const EncodeSource& source, const ChunkCut& cut, const ChunkView& chunk,
-                                    const uint8_t* data, size_t size, EncodeScratch* scratch) {
+ReconstructionError ErrorsIn(const ChunkView& chunk, std::vector<uint8_t>* dense) {
   const ChunkDims& dims = chunk.dims;
-  const uint32_t compared = (dims.tokens + ComparedStep(dims.tokens) - 1) / ComparedStep(dims.tokens);
+  ChunkDims compared = dims;
+  compared.tokens = (dims.tokens + ComparedStep(dims.tokens) - 1) / ComparedStep(dims.tokens);
   const size_t token_bytes = size_t{dims.heads} * dims.head_dim * SizeOf(dims.dtype);
-  std::vector<uint8_t> dense;
-  // Nothing to tell where the device fails: whoever asks it next is told.
-  if (!ReadBackOnDevice(source, cut, dims, data, size, scratch, &dense).ok()) return {};
-  const size_t plane_bytes = compared * token_bytes, planes = dims.has_v ? 2 : 1;
-  ChunkDims rows_dims = dims;
-  rows_dims.tokens = compared;
+  const size_t plane_bytes = compared.tokens * token_bytes, planes = dims.has_v ? 2 : 1;
   const auto sum = [&](PlaneId plane) {
-    uint8_t* const from = dense.data() + (plane == PlaneId::kK ? 0 : plane_bytes);
-    const DensePlane original(rows_dims, from);
+    uint8_t* const from = dense->data() + (plane == PlaneId::kK ? 0 : plane_bytes);
+    const DensePlane original(compared, from);
     const SourcePlane view{original.rows.data(), original.target.head_stride_bytes, original.target.dim_stride_bytes};
     return SumPlane(chunk, plane, {view, from + planes * plane_bytes, token_bytes});
   };
@@ -134,6 +129,10 @@ ReconstructionError MeasureOnDevice(const EncodeSource& source, const ChunkCut& 
   error.k = RatiosOf(sum(PlaneId::kK));
   if (dims.has_v) error.v = RatiosOf(sum(PlaneId::kV));
   return error;
+}
+
+bool IsChunkOf(const ChunkCut& cut, const uint8_t* data, size_t size, ChunkView* chunk) {
+  return ParseChunk(data, size, chunk) == Refusal::kNone && chunk->dims.tokens == cut.token_count;
 }
 
 }  // namespace
@@ -145,13 +144,38 @@ void KeepCompared(uint32_t tokens, std::vector<uint8_t*>* rows) {
 
 ReconstructionError MeasureReconstruction(const Backend& backend, const EncodeSource& source, const ChunkCut& cut,
                                           const uint8_t* data, size_t size, EncodeScratch* scratch) {
+  if (source.hold->device() != nullptr) {
+    std::vector<MeasuredChunk> one{{&cut, data, size, scratch->generations_before, {}}};
+    MeasureReconstructionsOnDevice(source, scratch, &one);
+    return one.front().error;
+  }
   ChunkView chunk;
-  if (ParseChunk(data, size, &chunk) != Refusal::kNone || chunk.dims.tokens != cut.token_count) return {};
-  const ReconstructionError error = source.hold->device() != nullptr
-                                        ? MeasureOnDevice(source, cut, chunk, data, size, scratch)
-                                        : MeasureOnHost(backend, source, cut, chunk, scratch);
+  if (!IsChunkOf(cut, data, size, &chunk)) return {};
+  const ReconstructionError error = MeasureOnHost(backend, source, cut, chunk, scratch);
   if (SourceWasWritten(source, cut, scratch)) return {};
   return error;
+}
+
+void MeasureReconstructionsOnDevice(const EncodeSource& source, EncodeScratch* scratch,
+                                    std::vector<MeasuredChunk>* chunks) {
+  std::vector<ReadBack> read;
+  std::vector<size_t> of;  // chunks, by index in `read`
+  std::vector<ChunkView> views;
+  for (size_t i = 0; i < chunks->size(); ++i) {
+    const MeasuredChunk& chunk = (*chunks)[i];
+    ChunkView view;
+    if (!IsChunkOf(*chunk.cut, chunk.data, chunk.size, &view)) continue;
+    read.push_back({chunk.cut, view.dims, chunk.data, chunk.size, {}});
+    of.push_back(i);
+    views.push_back(view);
+  }
+  // Nothing to tell where the device fails: whoever asks it next is told.
+  if (read.empty() || !ReadBackOnDevice(source, scratch, &read).ok()) return;
+  for (size_t i = 0; i < read.size(); ++i) {
+    MeasuredChunk& chunk = (*chunks)[of[i]];
+    scratch->generations_before = chunk.generations_before;
+    if (!SourceWasWritten(source, *chunk.cut, scratch)) chunk.error = ErrorsIn(views[i], &read[i].dense);
+  }
 }
 
 }  // namespace spectrumkv

@@ -31,4 +31,16 @@ struct ReconstructionError {
 ReconstructionError MeasureReconstruction(const Backend& backend, const EncodeSource& source, const ChunkCut& cut,
                                           const uint8_t* data, size_t size, EncodeScratch* scratch);
 
+// The same for several chunks whose blocks are on a GPU, read back together. `generations_before`: as of EncodeScratch,
+// for each. REQUIRES: 1 to gpu::kMaxBatch.
+struct MeasuredChunk {
+  const ChunkCut* cut = nullptr;
+  const uint8_t* data = nullptr;
+  size_t size = 0;
+  std::vector<uint64_t> generations_before;
+  ReconstructionError error;
+};
+void MeasureReconstructionsOnDevice(const EncodeSource& source, EncodeScratch* scratch,
+                                    std::vector<MeasuredChunk>* chunks);
+
 }  // namespace spectrumkv

@@ -48,6 +48,16 @@ void GaugeRefresher::Refresh(const std::shared_ptr<State>& state) {
   };
   staging(*s.send_slots, MetricStaging::kSendUsed, MetricStaging::kSendFree);
   staging(*s.receive_slots, MetricStaging::kReceiveUsed, MetricStaging::kReceiveFree);
+  Device::Use devices;
+  for (const auto& device : s.devices->all()) {
+    const Device::Use use = device->use();
+    *devices.context_bytes += use.context_bytes.value_or(0);
+    devices.owned_bytes += use.owned_bytes;
+    devices.lane_bytes += use.lane_bytes;
+  }
+  s.metrics->SetDeviceBytes(MetricDevice::kContext, *devices.context_bytes);
+  s.metrics->SetDeviceBytes(MetricDevice::kPools, devices.owned_bytes);
+  s.metrics->SetDeviceBytes(MetricDevice::kLanes, devices.lane_bytes);
   state->timer = s.clock->CallAt(s.clock->NowNs() + kPeriodNs, [state] { Refresh(state); });
 }
 

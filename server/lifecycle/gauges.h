@@ -1,10 +1,11 @@
-// Keeps the gauges of connections, pools and staging slots current: once at the start, then every second.
+// Keeps the gauges of connections, pools, staging slots and GPUs current: once at the start, then every second.
 #pragma once
 
 #include <memory>
 
 #include "server/base/clock.h"
 #include "server/lifecycle/caller_table.h"
+#include "server/memory/device.h"
 #include "server/memory/slot_pool.h"
 #include "server/metrics/metrics.h"
 #include "server/pool/pool.h"
@@ -20,6 +21,7 @@ class GaugeRefresher {
     const SlotPool* send_slots = nullptr;
     const SlotPool* receive_slots = nullptr;
     CallerTable* callers = nullptr;
+    const Devices* devices = nullptr;
   };
   explicit GaugeRefresher(const Sources& sources);
   // No source is touched after it.

@@ -35,7 +35,7 @@ DeviceMemory::~DeviceMemory() { device_->Release(*this); }
 
 HostPins::~HostPins() {
   for (const Range& range : ranges_) {
-    if (range.pinned) runtime_->Unpin(range.begin);
+    if (range.pinned) runtime_->Unpin(device_, range.begin);
   }
 }
 
@@ -44,11 +44,12 @@ void HostPins::Add(void* memory, uint64_t bytes) {
   ranges_.push_back({static_cast<uint8_t*>(memory), bytes, false});
 }
 
-absl::Status HostPins::PinAll() {
+absl::Status HostPins::PinAll(int device) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (std::exchange(done_, true)) return failed_;
+  device_ = device;
   for (Range& range : ranges_) {
-    const gpu::CallStatus status = runtime_->Pin(range.begin, range.bytes);
+    const gpu::CallStatus status = runtime_->Pin(device, range.begin, range.bytes);
     range.pinned = status.ok();
     if (status.ok()) continue;
     const std::string why(DeviceError(status, "pinning staging memory").message());
@@ -81,7 +82,7 @@ Device::Device(gpu::Runtime* runtime, int ordinal, const gpu::DeviceProperties& 
 
 Device::~Device() {
   for (const auto& lane : lanes_) {
-    if (lane->pinned != nullptr) Note(runtime_->FreePinned(lane->pinned), "freeing pinned memory").IgnoreError();
+    if (lane->pinned != nullptr) Note(runtime_->FreePinned(ordinal_, lane->pinned), "freeing pinned memory").IgnoreError();
     if (lane->on_device != nullptr) Note(runtime_->Free(ordinal_, lane->on_device), "freeing device memory").IgnoreError();
     Note(runtime_->DestroyStream(lane->stream), "destroying a stream").IgnoreError();
   }
@@ -105,8 +106,25 @@ absl::Status Device::Health() const {
   return failed_;
 }
 
-absl::StatusOr<std::unique_ptr<DeviceMemory>> Device::Allocate(uint64_t bytes) {
+absl::Status Device::NeedContext() {
   if (absl::Status health = Health(); !health.ok()) return health;
+  std::lock_guard<std::mutex> making(context_mutex_);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (has_context_) return absl::OkStatus();
+  }
+  gpu::ContextCost cost;
+  if (absl::Status made = Note(runtime_->MakeContext(ordinal_, &cost), "making a context"); !made.ok()) return made;
+  SPECTRUMKV_LOG(kInfo, "memory", "a GPU is used from now on",
+                 {"device", uuid_}, {"context_bytes", cost.known ? std::to_string(cost.bytes) : "unknown"});
+  std::lock_guard<std::mutex> lock(mutex_);
+  has_context_ = true;
+  context_bytes_ = cost.known ? std::optional<uint64_t>(cost.bytes) : std::nullopt;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<DeviceMemory>> Device::Allocate(uint64_t bytes) {
+  if (absl::Status context = NeedContext(); !context.ok()) return context;
   void* memory = nullptr;
   if (absl::Status made = Note(runtime_->Allocate(ordinal_, bytes, &memory), "allocating device memory"); !made.ok()) {
     return made;
@@ -126,7 +144,9 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> Device::Allocate(uint64_t bytes) {
 absl::StatusOr<std::unique_ptr<DeviceMemory>> Device::Import(const std::string& handle, uint64_t offset,
                                                              uint64_t bytes) {
   if (absl::Status length = CheckHandleLength(handle, "cudaIpcGetMemHandle"); !length.ok()) return length;
-  if (absl::Status health = Health(); !health.ok()) return health;
+  if (absl::Status context = NeedContext(); !context.ok()) return context;
+  // A pool whose chunks could not be moved as they must be is refused now, not with its first transfer.
+  if (absl::Status pinned = pins_->PinAll(ordinal_); !pinned.ok()) return pinned;
   std::lock_guard<std::mutex> lock(import_mutex_);
   const bool known = imported_.count(handle) != 0;
   Imported& allocation = imported_[handle];
@@ -168,11 +188,12 @@ void Device::Release(const DeviceMemory& memory) {
 }
 
 absl::StatusOr<std::unique_ptr<LaneState>> Device::MakeLane() {
+  if (absl::Status context = NeedContext(); !context.ok()) return context;
   auto lane = std::make_unique<LaneState>();
   if (absl::Status made = Note(runtime_->CreateStream(ordinal_, &lane->stream), "creating a stream"); !made.ok()) {
     return made;
   }
-  if (absl::Status pinned = pins_->PinAll(); !pinned.ok()) {
+  if (absl::Status pinned = pins_->PinAll(ordinal_); !pinned.ok()) {
     Note(runtime_->DestroyStream(lane->stream), "destroying a stream").IgnoreError();
     return pinned;
   }
@@ -214,6 +235,7 @@ Device::Use Device::use() const {
   Use use;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    use.context_bytes = context_bytes_;
     use.owned_bytes = owned_bytes_;
     use.lanes = static_cast<uint32_t>(lanes_.size());
     for (const auto& lane : lanes_) use.lane_bytes += lane->on_device_bytes.load();

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -65,8 +66,8 @@ class DeviceLane {
   void ZeroRows(gpu::Pitched memory, size_t width_bytes, size_t rows);
   void Encode(const gpu::EncodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes);
   void Decode(const gpu::DecodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes);
-  void Scan(const gpu::ScanJob& job);
-  void Spread(const gpu::SpreadJob& job);
+  void Scan(const gpu::ScanJob* jobs, uint32_t count);
+  void Spread(const gpu::SpreadJob* jobs, uint32_t count);
   void Attend(const gpu::AttendJob& job, void* workspace, size_t workspace_bytes);
 
   // Host memory that copies may use beside the lane's own (Devices::PinWhenUsed).
@@ -96,9 +97,9 @@ class HostPins {
   HostPins(gpu::Runtime* runtime, bool allow_unpinned) : runtime_(runtime), allow_unpinned_(allow_unpinned) {}
   ~HostPins();
   void Add(void* memory, uint64_t bytes);
-  // Once; what cannot be pinned is logged. FAILED_PRECONDITION HOST_FALLBACK_FORBIDDEN, each time, where that is not
-  // allowed.
-  absl::Status PinAll();
+  // Once, in the context of the device that is the first; what cannot be pinned is logged. FAILED_PRECONDITION
+  // HOST_FALLBACK_FORBIDDEN, each time, where that is not allowed.
+  absl::Status PinAll(int device);
   bool IsPinned(const void* memory) const;
 
  private:
@@ -111,6 +112,7 @@ class HostPins {
   const bool allow_unpinned_;
   mutable std::mutex mutex_;
   bool done_ = false;
+  int device_ = 0;  // whose context it was done in
   absl::Status failed_;
   std::vector<Range> ranges_;
 };
@@ -127,11 +129,15 @@ class Device {
   uint64_t total_bytes() const { return total_bytes_; }
   gpu::Runtime& runtime() const { return *runtime_; }
 
-  // Zeroed. RESOURCE_EXHAUSTED OUT_OF_DEVICE_MEMORY.
+  // Makes the process's context on the device, which costs memory there, unless that was done: whatever works on the
+  // device asks this first. Errors: DeviceError; the next call tries again.
+  absl::Status NeedContext();
+
+  // Zeroed. RESOURCE_EXHAUSTED OUT_OF_DEVICE_MEMORY; FAILED_PRECONDITION HOST_FALLBACK_FORBIDDEN.
   absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(uint64_t bytes);
   // [offset, offset + bytes) of the allocation behind a handle of kIpcHandleBytes. Each allocation is opened once,
   // however often it is asked for, and closed with the last part of it. INVALID_ARGUMENT INVALID_IPC_HANDLE (its length),
-  // SEGMENT_TOO_SHORT; FAILED_PRECONDITION IPC_HANDLE_REFUSED.
+  // SEGMENT_TOO_SHORT; FAILED_PRECONDITION IPC_HANDLE_REFUSED, HOST_FALLBACK_FORBIDDEN.
   absl::StatusOr<std::unique_ptr<DeviceMemory>> Import(const std::string& handle, uint64_t offset, uint64_t bytes);
 
   // Blocks until a lane is free. Errors: DeviceError, where a lane could not be made and there is none to wait for.
@@ -139,8 +145,9 @@ class Device {
 
   // OK until an error after which nothing works on the device: then INTERNAL DEVICE_FAILED, for ever.
   absl::Status Health() const;
-  // What the daemon has here: its pools' own memory and what lanes have grown to; allocations imported.
+  // What the daemon has here: its context, its pools' own memory and what lanes have grown to; allocations imported.
   struct Use {
+    std::optional<uint64_t> context_bytes = 0;  // none: there is a context, and what it takes is not known
     uint64_t owned_bytes = 0, lane_bytes = 0;
     uint64_t imports = 0;
     uint32_t lanes = 0;
@@ -169,6 +176,8 @@ class Device {
   const uint32_t lanes_max_;
   HostPins* const pins_;
 
+  std::mutex context_mutex_;  // held while the context is made
+
   mutable std::mutex import_mutex_;  // opened and closed one at a time, so that none is opened while it is being closed
   std::map<std::string, Imported> imported_;
 
@@ -178,6 +187,8 @@ class Device {
   uint32_t lanes_coming_ = 0;  // being made
   std::vector<LaneState*> free_lanes_;
   uint64_t owned_bytes_ = 0;
+  bool has_context_ = false;
+  std::optional<uint64_t> context_bytes_ = 0;
   absl::Status failed_;
 };
 

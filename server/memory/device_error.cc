@@ -18,6 +18,7 @@ Meaning MeaningOf(int error) {
   switch (error) {
     case gpu::kWithoutCuda: return {absl::StatusCode::kUnimplemented, "CUDA_NOT_AVAILABLE"};
     case gpu::kInsufficientDriver: return {absl::StatusCode::kFailedPrecondition, "NO_DRIVER"};
+    case gpu::kDriverTooOld:
     case gpu::kDriverMismatch: return {absl::StatusCode::kFailedPrecondition, "DRIVER_TOO_OLD"};
     case gpu::kNoDevice: return {absl::StatusCode::kFailedPrecondition, "NO_DEVICE"};
     case gpu::kNoKernelImage: return {absl::StatusCode::kFailedPrecondition, "DEVICE_TOO_OLD"};

@@ -15,6 +15,7 @@ void DeviceEvents::Close(gpu::Event event) {
 
 absl::Status DeviceEvents::Add(const std::string& handle) {
   if (absl::Status length = CheckHandleLength(handle, "cudaIpcGetEventHandle"); !length.ok()) return length;
+  if (absl::Status context = device_->NeedContext(); !context.ok()) return context;
   std::lock_guard<std::mutex> lock(mutex_);
   if (events_.size() >= kMax) {
     return MakeError(absl::StatusCode::kResourceExhausted, "TOO_MANY_EVENTS",

@@ -33,12 +33,12 @@ uint8_t* DeviceLane::Grow(bool pinned, uint64_t bytes) {
   if (bytes <= has) return static_cast<uint8_t*>(memory);
   if (!error_.ok()) return nullptr;
   if (memory != nullptr) {
-    Queued(pinned ? runtime.FreePinned(memory) : runtime.Free(ordinal, memory), "freeing a lane's memory");
+    Queued(pinned ? runtime.FreePinned(ordinal, memory) : runtime.Free(ordinal, memory), "freeing a lane's memory");
     memory = nullptr;
   }
   const uint64_t wanted = (bytes + kLaneStepBytes - 1) / kLaneStepBytes * kLaneStepBytes;
   const gpu::CallStatus made =
-      pinned ? runtime.AllocatePinned(wanted, &memory) : runtime.Allocate(ordinal, wanted, &memory);
+      pinned ? runtime.AllocatePinned(ordinal, wanted, &memory) : runtime.Allocate(ordinal, wanted, &memory);
   if (!made.ok()) memory = nullptr;
   const uint64_t now = made.ok() ? wanted : 0;
   pinned ? void(state_->pinned_bytes = now) : state_->on_device_bytes.store(now);
@@ -95,12 +95,12 @@ void DeviceLane::Decode(const gpu::DecodeJob* jobs, uint32_t count, void* worksp
   if (!error_.ok()) return;
   Launched(device_->runtime().DecodeBatch(jobs, count, workspace, workspace_bytes, state_->stream), "decoding");
 }
-void DeviceLane::Scan(const gpu::ScanJob& job) {
-  if (error_.ok()) Launched(device_->runtime().Scan(job, state_->stream), "scanning");
+void DeviceLane::Scan(const gpu::ScanJob* jobs, uint32_t count) {
+  if (error_.ok()) Launched(device_->runtime().ScanBatch(jobs, count, state_->stream), "scanning");
 }
 
-void DeviceLane::Spread(const gpu::SpreadJob& job) {
-  if (error_.ok()) Launched(device_->runtime().Spread(job, state_->stream), "sampling");
+void DeviceLane::Spread(const gpu::SpreadJob* jobs, uint32_t count) {
+  if (error_.ok()) Launched(device_->runtime().SpreadBatch(jobs, count, state_->stream), "sampling");
 }
 
 void DeviceLane::Attend(const gpu::AttendJob& job, void* workspace, size_t workspace_bytes) {

@@ -60,19 +60,27 @@ class LaneMemory {
   uint8_t* device_ = nullptr;
 };
 
-// Calls launch(first, count, offset, bytes) for each run of jobs of one kind; [offset, offset + bytes) of a workspace that has
-// WorkspaceBytes for each job is theirs.
+// Calls launch(first, count) for each run of jobs of one kind.
 template <typename Job, typename Launch>
 void ForEachKind(const std::vector<Job>& jobs, const Launch& launch) {
-  size_t offset = 0;
   for (size_t first = 0, next; first < jobs.size(); first = next) {
-    size_t bytes = 0;
-    for (next = first; next < jobs.size() && gpu::SameKind(jobs[first], jobs[next]); ++next) {
-      bytes += gpu::WorkspaceBytes(jobs[next].dims);
-    }
-    launch(&jobs[first], static_cast<uint32_t>(next - first), offset, bytes);
-    offset += bytes;
+    next = first + 1;
+    while (next < jobs.size() && gpu::SameKind(jobs[first], jobs[next])) ++next;
+    launch(&jobs[first], static_cast<uint32_t>(next - first));
   }
+}
+
+// The same for jobs that work in a workspace, which has WorkspaceBytes for each: launch(first, count, offset, bytes), of
+// which [offset, offset + bytes) is theirs.
+template <typename Job, typename Launch>
+void ForEachKindInWorkspace(const std::vector<Job>& jobs, const Launch& launch) {
+  size_t offset = 0;
+  ForEachKind(jobs, [&](const Job* first, uint32_t count) {
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < count; ++i) bytes += gpu::WorkspaceBytes(first[i].dims);
+    launch(first, count, offset, bytes);
+    offset += bytes;
+  });
 }
 
 // Tokens in the memory of a GPU, one address for each, as BlockHold::FillRows gives them.

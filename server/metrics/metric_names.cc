@@ -286,6 +286,12 @@ std::vector<MetricSpec> MakeGauges() {
        "Bytes of staging slots, by partition and use.",
        {LabelOf<MetricStaging>("state", kMetricStagings)},
        {}},
+      {MetricId::kDeviceBytes,
+       "spectrumkv_device_bytes",
+       gauge,
+       "Memory that the daemon has on its GPUs, all of them together, by use; a context whose size is not known counts 0.",
+       {LabelOf<MetricDevice>("use", kMetricDevices)},
+       {}},
       {MetricId::kCertificateExpiry,
        "spectrumkv_certificate_expiry_timestamp_seconds",
        gauge,
@@ -398,6 +404,11 @@ const char* MetricLabelOf(MetricTrialOutcome outcome) {
   static constexpr const char* kNames[] = {"passed", "failed"};
   return Pick(kNames, kMetricTrialOutcomes, static_cast<int>(outcome));
 }
+const char* MetricLabelOf(MetricDevice use) {
+  static constexpr const char* kNames[] = {"context", "pools", "lanes"};
+  return Pick(kNames, kMetricDevices, static_cast<int>(use));
+}
+
 const char* MetricLabelOf(MetricStaging state) {
   static constexpr const char* kNames[] = {"send_used", "send_free", "receive_used", "receive_free"};
   return Pick(kNames, kMetricStagings, static_cast<int>(state));

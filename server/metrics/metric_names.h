@@ -48,6 +48,7 @@ enum class MetricId {
   kWorkerConnections,
   kPoolBlocks,
   kStagingBytes,
+  kDeviceBytes,
   kCertificateExpiry,
   kDraining,
   kProcessStart,

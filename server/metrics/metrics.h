@@ -30,6 +30,7 @@ enum class MetricGate { kOpen, kWarned, kOverridden, kNarrowed, kRefused };
 enum class MetricVerdict { kOpen, kClosed };
 enum class MetricTrial { kNeedle, kContinuation, kCode };
 enum class MetricTrialOutcome { kPassed, kFailed };
+enum class MetricDevice { kContext, kPools, kLanes };
 enum class MetricStaging { kSendUsed, kSendFree, kReceiveUsed, kReceiveFree };
 // Numbers as LimitedBy and BudgetReason of report.proto.
 enum class MetricLimit { kUnknown, kPlan, kScan, kEncode, kLink, kDecode, kCredits, kPeer, kSource, kStaging };
@@ -58,6 +59,7 @@ constexpr int kMetricVerdicts = 2;
 constexpr int kMetricTrials = 3;
 constexpr int kMetricTrialOutcomes = 2;
 constexpr int kMetricStagings = 4;
+constexpr int kMetricDevices = 3;
 constexpr int kMetricLimits = 10;
 constexpr int kMetricBudgetReasons = 7;
 
@@ -122,6 +124,7 @@ class Metrics {
   void SetWorkerConnections(uint64_t connections);
   void SetPoolBlocks(MetricBlocks state, uint64_t blocks);
   void SetStagingBytes(MetricStaging state, uint64_t bytes);
+  void SetDeviceBytes(MetricDevice use, uint64_t bytes);
   void SetCertificateExpiry(double unix_seconds);
   void SetDraining(bool draining);
   void SetGateVerdicts(MetricTier tier, MetricVerdict verdict, uint64_t verdicts);
@@ -164,6 +167,7 @@ const char* MetricLabelOf(MetricVerdict verdict);
 const char* MetricLabelOf(MetricTrial kind);
 const char* MetricLabelOf(MetricTrialOutcome outcome);
 const char* MetricLabelOf(MetricStaging state);
+const char* MetricLabelOf(MetricDevice use);
 const char* MetricLabelOf(MetricLimit limit);
 const char* MetricLabelOf(MetricBudgetReason reason);
 // "invalid_argument": canonical names in lower snake; "" for kOk.

@@ -6,29 +6,71 @@
 
 namespace spectrumkv {
 
-absl::Status ScanOnDevice(Device* device, const DeviceRange& range, uint32_t first, LayerScan* out) {
-  auto lane = device->TakeLane();
-  if (!lane.ok()) return lane.status();
-  for (const auto& [rows, scans] : {std::pair(&range.k, &out->k), std::pair(&range.v, &out->v)}) {
-    if (rows->rows == nullptr) continue;
-    for (uint32_t done = 0; done < range.dims.tokens;) {
-      ChunkDims dims = range.dims;
-      dims.tokens = std::min(range.dims.tokens - done, kMaxChunkTokens);
-      LaneMemory memory;
-      const auto runs = memory.Take(RunsBytes(dims.tokens));
-      const auto found = memory.Take(dims.tokens * sizeof(TokenScan));
-      if (!memory.Map(&*lane)) return lane->Finish();
-      DeviceRows part = *rows;
-      part.rows += done;
-      gpu::ScanJob job{dims, PlaneOf(part, dims.tokens, memory, runs), memory.device<TokenScan>(found)};
-      memory.Upload(runs, runs);
-      lane->Scan(job);
-      memory.Download(found, found);
-      if (absl::Status status = lane->Finish(); !status.ok()) return status;
-      std::memcpy(scans->data() + first + done, memory.host(found), found.bytes);
-      done += dims.tokens;
+namespace {
+
+constexpr PlaneId kPlanes[] = {PlaneId::kK, PlaneId::kV};
+
+// Where the parts of one chunk lie in the lane's memory, by plane; of no bytes where there is nothing of the kind.
+struct ScanParts {
+  LaneMemory::Part runs[2];                // up
+  LaneMemory::Part scans[2], spreads[2];  // down
+};
+
+std::vector<ScanParts> TakeParts(const std::vector<DeviceScan>& chunks, LaneMemory* memory) {
+  std::vector<ScanParts> parts(chunks.size());
+  const auto take_both = [memory](const ChunkDims& dims, size_t bytes, LaneMemory::Part* of) {
+    for (size_t p = 0; p < 2; ++p) of[p] = memory->Take(p == 0 || dims.has_v ? bytes : 0);
+  };
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    take_both(chunks[i].dims, RunsBytes(chunks[i].dims.tokens), parts[i].runs);
+  }
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const DeviceScan& chunk = chunks[i];
+    take_both(chunk.dims, chunk.scans ? chunk.dims.tokens * sizeof(TokenScan) : 0, parts[i].scans);
+    take_both(chunk.dims, chunk.samples ? chunk.dims.tokens : 0, parts[i].spreads);
+  }
+  return parts;
+}
+
+void TakeFound(const DeviceScan& chunk, const ScanParts& parts, const LaneMemory& memory) {
+  std::vector<TokenScan>* const scans[] = {&chunk.out->k, &chunk.out->v};
+  std::vector<uint8_t>* const spreads[] = {&chunk.out->k_spread, &chunk.out->v_spread};
+  for (size_t p = 0; p < (chunk.dims.has_v ? 2u : 1u); ++p) {
+    if (chunk.scans) std::memcpy(scans[p]->data() + chunk.first, memory.host(parts.scans[p]), parts.scans[p].bytes);
+    if (chunk.samples) {
+      std::memcpy(spreads[p]->data() + chunk.first, memory.host(parts.spreads[p]), parts.spreads[p].bytes);
     }
   }
+}
+
+}  // namespace
+
+absl::Status ScanOnDevice(Device* device, const std::vector<DeviceScan>& chunks, DeviceRowsOfScan rows_of) {
+  auto lane = device->TakeLane();
+  if (!lane.ok()) return lane.status();
+  LaneMemory memory;
+  const std::vector<ScanParts> parts = TakeParts(chunks, &memory);
+  if (!memory.Map(&*lane)) return lane->Finish();
+  std::vector<gpu::ScanJob> scans;
+  std::vector<gpu::SpreadJob> spreads;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const DeviceScan& chunk = chunks[i];
+    const ChunkDims& dims = chunk.dims;
+    const uint32_t skip = chunk.pinned > chunk.first ? std::min(chunk.pinned - chunk.first, dims.tokens) : 0;
+    for (size_t p = 0; p < (dims.has_v ? 2u : 1u); ++p) {
+      const gpu::DevicePlane plane = PlaneOf(rows_of(i, kPlanes[p]), dims.tokens, memory, parts[i].runs[p]);
+      if (chunk.scans) scans.push_back({dims, plane, memory.device<TokenScan>(parts[i].scans[p])});
+      if (chunk.samples) {
+        spreads.push_back({dims, plane, /*centred=*/p == 0, p == 0 ? skip : 0, memory.device(parts[i].spreads[p])});
+      }
+    }
+  }
+  memory.Upload(parts.front().runs[0], parts.back().runs[1]);
+  ForEachKind(scans, [&](const gpu::ScanJob* first, uint32_t count) { lane->Scan(first, count); });
+  ForEachKind(spreads, [&](const gpu::SpreadJob* first, uint32_t count) { lane->Spread(first, count); });
+  memory.Download(parts.front().scans[0], parts.back().spreads[1]);
+  if (absl::Status status = lane->Finish(); !status.ok()) return status;
+  for (size_t i = 0; i < chunks.size(); ++i) TakeFound(chunks[i], parts[i], memory);
   return absl::OkStatus();
 }
 
@@ -60,31 +102,6 @@ absl::Status AttendOnDevice(Device* device, const ChunkDims& dims, const DeviceR
   memory.Download(found, found);
   if (absl::Status status = lane->Finish(); !status.ok()) return status;
   std::memcpy(scores, memory.host(found), found.bytes);
-  return absl::OkStatus();
-}
-
-absl::Status SpreadOnDevice(Device* device, const DeviceRange& range, uint32_t first, uint32_t pinned, LayerScan* out) {
-  auto lane = device->TakeLane();
-  if (!lane.ok()) return lane.status();
-  const uint32_t tokens = range.dims.tokens;
-  const bool has_v = range.v.rows != nullptr;
-  LaneMemory memory;
-  const auto k_runs = memory.Take(RunsBytes(tokens));
-  const auto v_runs = memory.Take(has_v ? RunsBytes(tokens) : 0);
-  const auto k_spreads = memory.Take(tokens);
-  const auto v_spreads = memory.Take(has_v ? tokens : 0);
-  if (!memory.Map(&*lane)) return lane->Finish();
-  gpu::SpreadJob k{range.dims, PlaneOf(range.k, tokens, memory, k_runs), true,
-                   pinned > first ? std::min(pinned - first, tokens) : 0, memory.device(k_spreads)};
-  gpu::SpreadJob v;
-  if (has_v) v = {range.dims, PlaneOf(range.v, tokens, memory, v_runs), false, 0, memory.device(v_spreads)};
-  memory.Upload(k_runs, v_runs);
-  lane->Spread(k);
-  if (has_v) lane->Spread(v);
-  memory.Download(k_spreads, v_spreads);
-  if (absl::Status status = lane->Finish(); !status.ok()) return status;
-  std::memcpy(out->k_spread.data() + first, memory.host(k_spreads), tokens);
-  if (has_v) std::memcpy(out->v_spread.data() + first, memory.host(v_spreads), tokens);
   return absl::OkStatus();
 }
 

@@ -1,20 +1,31 @@
 // The scan stage on the GPU that a source's blocks are on.
 #pragma once
 
+#include <vector>
+
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "server/memory/lane_memory.h"
+#include "server/pool/pool.h"
 #include "server/scan/scan.h"
 
 namespace spectrumkv {
 
-// Rows of both planes of a range of tokens of one layer. v.rows null where there is no V.
-struct DeviceRange {
-  ChunkDims dims;
-  DeviceRows k, v;
+// Tokens of a layer that are read before they are planned: a chunk at most.
+struct DeviceScan {
+  ChunkDims dims;            // of the chunk
+  uint32_t first = 0;        // its first token, of the layer's
+  LayerScan* out = nullptr;  // sized beyond its last, as ScanLayer and SpreadChunk require
+  bool scans = false;        // as ScanLayer
+  bool samples = false;      // as SpreadChunk,
+  uint32_t pinned = 0;       // with this many
 };
+// Rows of one plane of chunks[index]; they are used up before the next call.
+using DeviceRowsOfScan = absl::FunctionRef<DeviceRows(size_t index, PlaneId plane)>;
 
-// As ScanLayer, for dims.tokens tokens from `first` on. Errors: those of the device.
-absl::Status ScanOnDevice(Device* device, const DeviceRange& range, uint32_t first, LayerScan* out);
+// All of them with one copy there, one launch for each data type to scan and one to sample, one copy back and one wait.
+// REQUIRES: 1 to gpu::kMaxBatch. Errors: those of the device.
+absl::Status ScanOnDevice(Device* device, const std::vector<DeviceScan>& chunks, DeviceRowsOfScan rows_of);
 
 // What queries attend to in the keys of a layer: as Backend::Attend for each of its heads.
 struct DeviceQueries {
@@ -26,8 +37,5 @@ struct DeviceQueries {
 // scores: [heads, dims.tokens]. Errors: those of the device.
 absl::Status AttendOnDevice(Device* device, const ChunkDims& dims, const DeviceRows& k, const DeviceQueries& queries,
                             float* scores);
-
-// As SpreadChunk. REQUIRES: a chunk's tokens at most. Errors: those of the device.
-absl::Status SpreadOnDevice(Device* device, const DeviceRange& range, uint32_t first, uint32_t pinned, LayerScan* out);
 
 }  // namespace spectrumkv

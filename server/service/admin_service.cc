@@ -43,13 +43,27 @@ void PoolToProto(const PoolStatus& pool, v1::PoolInfo* out) {
   out->set_owner(pool.owner.Name());
 }
 
-void StagesToProto(const Measured& measured, v1::StageRates* out) {
-  if (measured.scan.has_value()) out->set_scan_bytes_per_second(*measured.scan);
-  if (measured.sample.has_value()) out->set_sample_bytes_per_second(*measured.sample);
-  if (measured.plan.has_value()) out->set_plan_bytes_per_second(*measured.plan);
-  RatesToProto(measured.encode, out->mutable_encode());
-  RatesToProto(measured.own_decode, out->mutable_decode());
-  out->set_threads(measured.threads);
+void StagesToProto(const StageRates& stages, v1::StageRates* out) {
+  if (stages.scan.has_value()) out->set_scan_bytes_per_second(*stages.scan);
+  if (stages.sample.has_value()) out->set_sample_bytes_per_second(*stages.sample);
+  RatesToProto(stages.encode, out->mutable_encode());
+  RatesToProto(stages.own_decode, out->mutable_decode());
+}
+
+// Of the CPU; of GPUs where anything was measured there.
+void StagesToProto(TransferManager* transfers, v1::ListPeersResponse* response) {
+  const Measured cpu = transfers->MeasuredOf("", CodedBy::kCpu);
+  StagesToProto(cpu, response->mutable_stages());
+  if (cpu.plan.has_value()) response->mutable_stages()->set_plan_bytes_per_second(*cpu.plan);
+  response->mutable_stages()->set_threads(cpu.threads);
+  const StageRates gpu = transfers->StagesOf(CodedBy::kGpu);
+  bool known = gpu.scan.has_value() || gpu.sample.has_value();
+  for (const FamilyRates& rates : {gpu.encode, gpu.own_decode}) {
+    for (const std::optional<double>& rate : rates) known = known || rate.has_value();
+  }
+  if (!known) return;
+  StagesToProto(gpu, response->mutable_gpu_stages());
+  response->mutable_gpu_stages()->set_threads(cpu.threads);
 }
 
 void PeerToProto(const PeerStatus& peer, v1::PeerInfo* out) {
@@ -101,6 +115,7 @@ void AddDevices(const Devices* devices, v1::GetStatusResponse* response) {
     out->set_uuid(device->uuid());
     out->set_name(device->name());
     out->set_total_bytes(device->total_bytes());
+    if (use.context_bytes.has_value()) out->set_context_bytes(*use.context_bytes);
     out->set_owned_bytes(use.owned_bytes);
     out->set_imports(use.imports);
     out->set_lanes(use.lanes);
@@ -159,7 +174,7 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
 
   UnaryReactor* ListPeers(CallContext* call, const v1::ListPeersRequest*, v1::ListPeersResponse* response) override {
     for (const PeerStatus& peer : context_->transfers->ListPeers()) PeerToProto(peer, response->add_peers());
-    StagesToProto(context_->transfers->MeasuredOf(""), response->mutable_stages());
+    StagesToProto(context_->transfers, response);
     return AnswerNow(*context_, call, absl::OkStatus());
   }
 

@@ -7,76 +7,28 @@
 #include <vector>
 
 #include "server/plan/distortion.h"
-#include "server/scan/device_scan.h"
-#include "server/scan/scan.h"
 #include "server/service/gate_call.h"
 #include "server/transfer/attend.h"
 #include "server/transfer/predict.h"
+#include "server/transfer/scan_chunks.h"
 #include "server/transfer/shape.h"
 
 namespace spectrumkv {
 namespace {
 
-// One piece of one layer, at the end of which `scan` knows its tokens.
-struct ScanPiece {
-  DeviceRange range;  // of host memory too, where rows are addresses of this process
-  uint32_t first = 0;
-  bool spreads = false;
-  uint32_t pinned = 0;
-};
-
-absl::Status ScanOne(const Backend& backend, Device* device, const ScanPiece& piece, Workspace* workspace,
-                     LayerScan* scan) {
-  const DeviceRange& range = piece.range;
-  if (device != nullptr) {
-    absl::Status done = ScanOnDevice(device, range, piece.first, scan);
-    if (!done.ok() || !piece.spreads) return done;
-    return SpreadOnDevice(device, range, piece.first, piece.pinned, scan);
-  }
-  const SourcePlane k{range.k.rows, range.k.head_stride_bytes, range.k.dim_stride_bytes};
-  const SourcePlane v{range.v.rows, range.v.head_stride_bytes, range.v.dim_stride_bytes};
-  const SourcePlane* const values = range.dims.has_v ? &v : nullptr;
-  ScanLayer(backend, range.dims, k, values, {piece.first, range.dims.tokens}, scan);
-  if (piece.spreads) SpreadChunk(backend, range.dims, k, values, piece.first, piece.pinned, workspace, scan);
-  return absl::OkStatus();
-}
-
-// Every token of every layer. spreads: samples them too, with the first `pinned` tokens RAW.
+// Every token of every layer. samples: samples them too, with the first `pinned` tokens RAW.
 absl::StatusOr<std::vector<LayerScan>> ScanAll(const Backend& backend, const BlockHold& hold,
                                                const std::vector<PlanLayer>& layers,
-                                               const std::vector<LayerPlace>& places, bool spreads, uint32_t pinned) {
-  const uint32_t tokens = hold.token_count();
-  std::vector<LayerScan> scans(layers.size());
-  std::vector<uint8_t*> k_rows, v_rows;
-  Workspace workspace;
-  for (size_t i = 0; i < layers.size(); ++i) {
-    const PlanLayer& layer = layers[i];
-    const LayerSchema& schema = hold.schema().groups[places[i].group].layers[places[i].layer_slot];
-    scans[i].k.resize(tokens);
-    if (layer.has_v) scans[i].v.resize(tokens);
-    if (spreads) scans[i].k_spread.resize(tokens);
-    if (spreads && layer.has_v) scans[i].v_spread.resize(tokens);
-    // By chunks: what is sampled is measured around the means of their runs.
-    const uint32_t step = TokensPerChunk(layer.heads, layer.head_dim, layer.dtype, layer.has_v);
-    for (uint32_t first = 0; first < tokens; first += step) {
-      const uint32_t count = std::min(step, tokens - first);
-      const auto rows_of = [&](PlaneId plane, const TensorSchema& tensor, std::vector<uint8_t*>* rows) {
-        rows->resize(count);
-        hold.FillRows(places[i].group, places[i].layer_slot, plane, first, count, rows->data());
-        return DeviceRows{rows->data(), static_cast<int64_t>(tensor.token_stride_bytes),
-                          static_cast<int64_t>(tensor.head_stride_bytes),
-                          static_cast<int64_t>(tensor.dim_stride_bytes)};
-      };
-      ScanPiece piece;
-      piece.range.dims = DimsOf(layer, count);
-      piece.range.k = rows_of(PlaneId::kK, schema.k, &k_rows);
-      if (layer.has_v) piece.range.v = rows_of(PlaneId::kV, *schema.v, &v_rows);
-      piece.first = first;
-      piece.spreads = spreads;
-      piece.pinned = pinned;
-      if (absl::Status ok = ScanOne(backend, hold.device(), piece, &workspace, &scans[i]); !ok.ok()) return ok;
-    }
-  }
+                                               const std::vector<LayerPlace>& places, bool samples, uint32_t pinned) {
+  TransferShape all;
+  all.token_count = hold.token_count();
+  all.kept = {{0, all.token_count}};
+  all.layers = layers;
+  const ScanWish wish{/*scans=*/true, samples, pinned};
+  std::vector<LayerScan> scans;
+  MakeRoomForScans(layers, all.token_count, wish, &scans);
+  const EncodeSource source{&hold, &all, &places};
+  if (absl::Status done = ScanAllChunks(backend, source, CutChunks(all), wish, &scans); !done.ok()) return done;
   return scans;
 }
 
@@ -211,8 +163,8 @@ absl::StatusOr<std::unique_ptr<BlockHold>> HoldFor(const ServiceContext& context
 }  // namespace
 
 // Which rates the request means; what it says of the link goes first. Without a peer, as for Publish.
-Measured MeasuredFor(const ServiceContext& context, const v1::PlanRequest& request) {
-  Measured measured = context.transfers->MeasuredOf(PeerOf(context, request.peer()).value_or(request.peer()));
+Measured MeasuredFor(const ServiceContext& context, const v1::PlanRequest& request, CodedBy by) {
+  Measured measured = context.transfers->MeasuredOf(PeerOf(context, request.peer()).value_or(request.peer()), by);
   if (request.has_link_bytes_per_second()) measured.link = request.link_bytes_per_second();
   return measured;
 }
@@ -268,7 +220,7 @@ absl::Status PlanNow(const ServiceContext& context, const Caller& caller, const 
   if (!status.ok()) return status;
   const auto queries = QueriesAsked(request.policy().importance(), **hold, *policy, layers);
   if (!queries.ok()) return queries.status();
-  const Measured measured = MeasuredFor(context, request);
+  const Measured measured = MeasuredFor(context, request, CoderOf(**hold));
   if (policy->auto_target_seconds > 0) {
     BudgetChoice choice;
     const SourceReads reads = ReadsFirst(*policy, /*layerwise=*/false, queries->get(), layers, request.token_count());

@@ -278,7 +278,8 @@ ReceiptFrame ReceiptFrom(const v1::Receipt& proto, Checker* check) {
                       proto.chunks_duplicate(),
                       first_layer,
                       span,
-                      busy};
+                      busy,
+                      proto.decoded_on_gpu()};
 }
 
 // One overload per frame: how it is written.
@@ -350,6 +351,7 @@ void Put(const ReceiptFrame& in, v1::ControlFrame* frame) {
   out->set_first_layer_ready_seconds(in.first_layer_ready_seconds);
   out->set_span_seconds(in.span_seconds);
   out->set_busy_seconds(in.busy_seconds);
+  out->set_decoded_on_gpu(in.decoded_on_gpu);
 }
 
 }  // namespace

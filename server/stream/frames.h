@@ -109,6 +109,7 @@ struct ReceiptFrame {
   std::string reason, message;
   uint64_t chunks_received = 0, chunks_duplicate = 0;
   double first_layer_ready_seconds = 0, span_seconds = 0, busy_seconds = 0;
+  bool decoded_on_gpu = false;
 };
 using ControlFrame = std::variant<HelloFrame, HelloReplyFrame, ManifestFrame, AcceptFrame, CreditFrame, HeartbeatFrame,
                                   CancelFrame, ReceiptFrame>;

@@ -369,6 +369,7 @@ void TransferManagerImpl::AnswerLate(const TransferReport& report, Role role, Co
   if (role == Role::kReceiver) {
     ReceiptFrame receipt{report.state, code, ReasonOf(report.error), message, report.chunks, report.chunks_duplicate,
                          report.first_layer_ready_seconds};
+    receipt.decoded_on_gpu = report.coded_by() == CodedBy::kGpu;
     stream->Send(receipt);
   } else if (report.state == TransferState::kCommitted) {
     return stream->Close(MakeError(absl::StatusCode::kAlreadyExists, "TRANSFER_EXISTS",

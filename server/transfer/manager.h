@@ -49,7 +49,8 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
                       std::function<void()> done) override;
   void EndRefinementsOf(const std::string& pool_id) override;
   void SetPeerPort(uint32_t port) override { peer_port_.store(port); }
-  Measured MeasuredOf(const std::string& peer) override;
+  Measured MeasuredOf(const std::string& peer, CodedBy by) override;
+  StageRates StagesOf(CodedBy by) override;
   uint32_t active() const override;
   void StartDraining(std::function<void()> done) override;
   void Shutdown() override;

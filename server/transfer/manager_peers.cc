@@ -19,7 +19,7 @@ void TransferManagerImpl::LearnSpeeds() {
     ByFamily bytes{};
     bytes[family] = speeds.kv_bytes;
     rates_.LearnEncoded(bytes, speeds.encode_seconds[family], now_ns);
-    rates_.LearnDecoded(bytes, speeds.decode_seconds[family], now_ns);
+    rates_.LearnDecoded(CodedBy::kCpu, bytes, speeds.decode_seconds[family], now_ns);
   }
   rates_.LearnScanned(speeds.kv_bytes * options_.compute_threads, speeds.scan_seconds, now_ns);
   rates_.LearnSampled(speeds.sampled_kv_bytes * options_.compute_threads, speeds.sample_seconds, now_ns);
@@ -37,20 +37,25 @@ absl::Status TransferManagerImpl::ChooseBudgetOf(SenderSpec* spec) {
   const RecentQueries* const queries = spec->queries.get();
   if (absl::Status ok = CheckQueriesOf(spec->policy, queries, layers, tokens, spec->layerwise); !ok.ok()) return ok;
   const SourceReads reads = ReadsFirst(spec->policy, spec->layerwise, queries, layers, tokens);
-  spec->policy = ResolveAutoBudget(std::move(spec->policy), layers, tokens, reads, MeasuredOf(spec->peer), &choice);
+  const Measured measured = MeasuredOf(spec->peer, CoderOf(*spec->source));
+  spec->policy = ResolveAutoBudget(std::move(spec->policy), layers, tokens, reads, measured, &choice);
   spec->choice = choice;
   parts_.metrics->CountBudgetChoice(static_cast<MetricBudgetReason>(choice.reason));
   return absl::OkStatus();
 }
 
-Measured TransferManagerImpl::MeasuredOf(const std::string& peer) { return rates_.Of(peer, parts_.clock->NowNs()); }
+Measured TransferManagerImpl::MeasuredOf(const std::string& peer, CodedBy by) {
+  return rates_.Of(peer, by, parts_.clock->NowNs());
+}
+
+StageRates TransferManagerImpl::StagesOf(CodedBy by) { return rates_.StagesOf(by); }
 
 std::vector<PeerStatus> TransferManagerImpl::ListPeers() {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<PeerStatus> peers;
   for (const auto& [address, peer] : peers_) {
     peers.push_back(peer);
-    peers.back().measured = MeasuredOf(PeerKey(address, peer.direction == "dialled"));
+    peers.back().measured = MeasuredOf(PeerKey(address, peer.direction == "dialled"), CodedBy::kCpu);
   }
   return peers;
 }

@@ -31,6 +31,21 @@ double SumOf(const ByFamily& values) { return values[0] + values[1] + values[2];
 
 bool IsPositive(double value) { return std::isfinite(value) && value > 0; }
 
+// `rates`, and for what is not known there what `others` say.
+StageRates Completed(StageRates rates, const StageRates& others) {
+  const auto complete = [](std::optional<double>* rate, const std::optional<double>& other) {
+    if (!rate->has_value()) *rate = other;
+  };
+  complete(&rates.scan, others.scan);
+  complete(&rates.sample, others.sample);
+  complete(&rates.attend, others.attend);
+  for (size_t f = 0; f < kTierFamilies; ++f) {
+    complete(&rates.encode[f], others.encode[f]);
+    complete(&rates.own_decode[f], others.own_decode[f]);
+  }
+  return rates;
+}
+
 }  // namespace
 
 void RateEstimate::Add(double bytes, double seconds, int64_t now_ns) {
@@ -119,15 +134,17 @@ std::optional<double> RateBook::LearnLink(const SentSample& sample, Peer* peer, 
 std::optional<double> RateBook::LearnSent(const SentSample& sample, int64_t now_ns) {
   const double kv_bytes = SumOf(sample.kv_bytes);
   std::lock_guard<std::mutex> lock(mutex_);
-  encode_.Add(sample.kv_bytes, sample.encode_seconds, now_ns);
-  scan_.Add(kv_bytes, sample.scan_seconds, now_ns);
-  sample_.Add(kv_bytes, sample.sample_seconds, now_ns);
+  Stages& mine = of(sample.by);
+  mine.encode.Add(sample.kv_bytes, sample.encode_seconds, now_ns);
+  mine.scan.Add(kv_bytes, sample.scan_seconds, now_ns);
+  mine.sample.Add(kv_bytes, sample.sample_seconds, now_ns);
+  mine.attend.Add(sample.attended_bytes, sample.attend_seconds, now_ns);
   plan_.Add(kv_bytes, sample.plan_seconds, now_ns);
-  attend_.Add(sample.attended_bytes, sample.attend_seconds, now_ns);
   if (sample.peer.empty()) return std::nullopt;
   Peer* peer = PeerOf(sample.peer);
   peer->heard_ns = now_ns;
-  peer->decode.Add(sample.kv_bytes, sample.decode_seconds, now_ns);
+  peer->decode[static_cast<size_t>(sample.decoded_by)].Add(sample.kv_bytes, sample.decode_seconds, now_ns);
+  peer->decoded_by = sample.decoded_by;
   if (IsPositive(sample.setup_seconds) && sample.setup_seconds <= kMaxSetupSeconds) {
     peer->setup_seconds =
         std::min(sample.setup_seconds, kSetupGrowth * peer->setup_seconds.value_or(sample.setup_seconds));
@@ -135,42 +152,47 @@ std::optional<double> RateBook::LearnSent(const SentSample& sample, int64_t now_
   return LearnLink(sample, peer, now_ns);
 }
 
-void RateBook::LearnDecoded(const ByFamily& kv_bytes, double seconds, int64_t now_ns) {
+void RateBook::LearnDecoded(CodedBy by, const ByFamily& kv_bytes, double seconds, int64_t now_ns) {
   std::lock_guard<std::mutex> lock(mutex_);
-  decode_.Add(kv_bytes, seconds, now_ns);
+  of(by).decode.Add(kv_bytes, seconds, now_ns);
 }
 
 void RateBook::LearnScanned(double kv_bytes, double seconds, int64_t now_ns) {
   std::lock_guard<std::mutex> lock(mutex_);
-  scan_.Add(kv_bytes, seconds, now_ns);
+  of(CodedBy::kCpu).scan.Add(kv_bytes, seconds, now_ns);
 }
 
 void RateBook::LearnSampled(double kv_bytes, double seconds, int64_t now_ns) {
   std::lock_guard<std::mutex> lock(mutex_);
-  sample_.Add(kv_bytes, seconds, now_ns);
+  of(CodedBy::kCpu).sample.Add(kv_bytes, seconds, now_ns);
 }
 
 void RateBook::LearnAttended(double attended_bytes, double seconds, int64_t now_ns) {
   std::lock_guard<std::mutex> lock(mutex_);
-  attend_.Add(attended_bytes, seconds, now_ns);
+  of(CodedBy::kCpu).attend.Add(attended_bytes, seconds, now_ns);
 }
 
 void RateBook::LearnEncoded(const ByFamily& kv_bytes, double seconds, int64_t now_ns) {
   std::lock_guard<std::mutex> lock(mutex_);
-  encode_.Add(kv_bytes, seconds, now_ns);
+  of(CodedBy::kCpu).encode.Add(kv_bytes, seconds, now_ns);
 }
 
-Measured RateBook::Of(const std::string& peer, int64_t now_ns) const {
+StageRates RateBook::Stages::rates() const {
+  return {scan.rate(), sample.rate(), attend.rate(), encode.rates(), decode.rates()};
+}
+
+StageRates RateBook::StagesOf(CodedBy by) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return of(by).rates();
+}
+
+Measured RateBook::Of(const std::string& peer, CodedBy by, int64_t now_ns) const {
   Measured measured;
   measured.threads = threads_;
   measured.inline_chunk_bytes = inline_chunk_bytes_;
   std::lock_guard<std::mutex> lock(mutex_);
-  measured.encode = encode_.rates();
-  measured.own_decode = decode_.rates();
-  measured.scan = scan_.rate();
-  measured.sample = sample_.rate();
+  static_cast<StageRates&>(measured) = Completed(of(by).rates(), of(CodedBy::kCpu).rates());
   measured.plan = plan_.rate();
-  measured.attend = attend_.rate();
   auto found = peers_.find(peer);
   if (peer.empty()) {
     for (auto it = peers_.begin(); it != peers_.end(); ++it) {
@@ -182,7 +204,7 @@ Measured RateBook::Of(const std::string& peer, int64_t now_ns) const {
   measured.link = found->second.link.rate();
   measured.link_age_seconds = found->second.link.Age(now_ns);
   measured.setup_seconds = found->second.setup_seconds;
-  measured.peer_decode = found->second.decode.rates();
+  measured.peer_decode = found->second.decode[static_cast<size_t>(found->second.decoded_by)].rates();
   return measured;
 }
 

@@ -1,4 +1,5 @@
-// Running estimates of how fast things go: the link to each peer, the stages of this daemon, decoding at each peer.
+// Running estimates of how fast things go: the link to each peer, the stages of this daemon, decoding at each peer. What a
+// GPU does and what the CPU does are apart: one figure for both would be wrong for either.
 //
 // An estimate is a mean of logarithms: ten times too fast and ten times too slow count the same. Old samples fade with
 // time and with what has been moved since; a sample counts by its bytes, so that small transfers, which mostly measure
@@ -28,6 +29,10 @@ constexpr TierFamily FamilyOf(Tier tier) {
 using ByFamily = std::array<double, kTierFamilies>;
 // Bytes a second; nothing where it is not known.
 using FamilyRates = std::array<std::optional<double>, kTierFamilies>;
+
+// What reads and codes the blocks of a pool.
+enum class CodedBy : uint8_t { kCpu, kGpu };
+constexpr size_t kCoders = 2;
 
 // Not thread-safe.
 class RateEstimate {
@@ -60,6 +65,7 @@ class FamilyEstimate {
 
 // What a sender that has committed has learnt.
 struct SentSample {
+  CodedBy by = CodedBy::kCpu, decoded_by = CodedBy::kCpu;
   std::string peer;  // PeerKey
   double wire_bytes = 0;
   double wall_seconds = 0;     // from the first chunk handed over to the receipt
@@ -73,16 +79,21 @@ struct SentSample {
   double setup_seconds = 0;   // 0: not measured
 };
 
+// Of this daemon, by the CPU or by its GPUs.
+struct StageRates {
+  std::optional<double> scan, sample;  // KV bytes a second, all threads
+  std::optional<double> attend;        // AttendedBytes a second, all threads
+  FamilyRates encode;                  // of one thread
+  FamilyRates own_decode;              // of one thread
+};
+
 // All that a prediction needs.
-struct Measured {
+struct Measured : StageRates {
   std::optional<double> link;  // wire bytes a second
   double link_age_seconds = 0;
   std::optional<double> setup_seconds;
-  std::optional<double> scan, sample, plan;  // KV bytes a second, all threads
-  std::optional<double> attend;              // AttendedBytes a second, all threads
-  FamilyRates encode;                        // of one thread
-  FamilyRates own_decode;                    // of one thread
-  FamilyRates peer_decode;                   // of all threads of the peer
+  std::optional<double> plan;  // KV bytes a second
+  FamilyRates peer_decode;     // of all threads of the peer, as it decoded last
   uint32_t threads = 1;
   uint64_t inline_chunk_bytes = 0;  // chunks up to this size are coded one after the other
 };
@@ -101,14 +112,18 @@ class RateBook {
 
   // The link as this transfer saw it, if it moved enough to say.
   std::optional<double> LearnSent(const SentSample& sample, int64_t now_ns);
-  void LearnDecoded(const ByFamily& kv_bytes, double seconds, int64_t now_ns);
+  void LearnDecoded(CodedBy by, const ByFamily& kv_bytes, double seconds, int64_t now_ns);
+  // Of the CPU.
   void LearnScanned(double kv_bytes, double seconds, int64_t now_ns);
   void LearnSampled(double kv_bytes, double seconds, int64_t now_ns);
   void LearnAttended(double attended_bytes, double seconds, int64_t now_ns);
   void LearnEncoded(const ByFamily& kv_bytes, double seconds, int64_t now_ns);
 
-  // `peer` empty: nobody knows yet who will fetch, so the slowest link of all.
-  Measured Of(const std::string& peer, int64_t now_ns) const;
+  // `peer` empty: nobody knows yet who will fetch, so the slowest link of all. What a GPU was not measured at yet it is
+  // taken to do as the CPU does, which is slower.
+  Measured Of(const std::string& peer, CodedBy by, int64_t now_ns) const;
+  // What was measured, and no more.
+  StageRates StagesOf(CodedBy by) const;
 
  private:
   struct Peer {
@@ -116,18 +131,26 @@ class RateBook {
     bool link_limited = false;  // `link` has seen a transfer that the link held up
     int64_t limited_ns = 0;     // the last of them
     int64_t heard_ns = 0;
-    FamilyEstimate decode;
+    std::array<FamilyEstimate, kCoders> decode;
+    CodedBy decoded_by = CodedBy::kCpu;  // the last time
     std::optional<double> setup_seconds;
+  };
+  struct Stages {
+    RateEstimate scan, sample, attend;
+    FamilyEstimate encode, decode;
+    StageRates rates() const;
   };
   std::optional<double> LearnLink(const SentSample& sample, Peer* peer, int64_t now_ns);
   Peer* PeerOf(const std::string& peer);
+  Stages& of(CodedBy by) { return stages_[static_cast<size_t>(by)]; }
+  const Stages& of(CodedBy by) const { return stages_[static_cast<size_t>(by)]; }
 
   const uint32_t threads_;
   const uint64_t inline_chunk_bytes_;
   mutable std::mutex mutex_;
   std::map<std::string, Peer> peers_;
-  RateEstimate scan_, sample_, plan_, attend_;
-  FamilyEstimate encode_, decode_;
+  std::array<Stages, kCoders> stages_;
+  RateEstimate plan_;
 };
 
 }  // namespace spectrumkv

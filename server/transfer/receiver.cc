@@ -411,6 +411,7 @@ void ReceiverTransfer::SayGoodbye() {
   const ReceiverTimes times = Times();
   receipt.span_seconds = times.span_seconds;
   receipt.busy_seconds = times.busy_seconds;
+  receipt.decoded_on_gpu = report.coded_by() == CodedBy::kGpu;
   Tell(receipt);
 }
 
@@ -430,7 +431,7 @@ void ReceiverTransfer::Conclude() {
   const LimitShare share = LimitOfReceiver(Times());
   const TransferReport report = Snapshot();
   if (state() == TransferState::kCommitted && !refines()) {
-    host().rates().LearnDecoded(report.KvBytesByFamily(),
+    host().rates().LearnDecoded(report.coded_by(), report.KvBytesByFamily(),
                                 report.stage_seconds[static_cast<size_t>(Stage::kReceive)] +
                                     report.stage_seconds[static_cast<size_t>(Stage::kDecode)],
                                 NowNs());

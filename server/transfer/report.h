@@ -62,6 +62,7 @@ struct TransferReport {
   uint64_t cells = 0, cells_left = 0, staged_bytes = 0, applied_bytes = 0, stale_cells = 0;
   bool exact = false;  // the checksums of both sides were compared
 
+  CodedBy coded_by() const { return path == "device" ? CodedBy::kGpu : CodedBy::kCpu; }
   // Bytes of the tokens that travelled, by the family of their tier; as if all layers were alike.
   ByFamily KvBytesByFamily() const;
   uint64_t saved_bytes() const {

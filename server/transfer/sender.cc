@@ -15,16 +15,19 @@ constexpr uint64_t kKvBytesPerStream = 4 << 20;
 // Chunks of one launch on a GPU: so many that launching is the lesser part, no more than leaves other lanes something to do.
 constexpr uint64_t kBatchKvBytes = 2 << 20;
 
+void Observe(const ReconstructionError& error, Metrics* metrics) {
+  for (size_t tier = 0; tier < kTierCount; ++tier) {
+    for (const auto& ratio : {error.k[tier], error.v[tier]}) {
+      if (ratio.has_value()) metrics->ObserveReconstructionError(static_cast<MetricTier>(tier), *ratio);
+    }
+  }
+}
+
 // What coding lost, of some chunks.
 void SampleReconstruction(const TransferParts& parts, const EncodeSource& source, const ChunkCut& cut,
                           const uint8_t* data, size_t size) {
   if (!parts.metrics->SampleReconstruction()) return;
-  const ReconstructionError error = MeasureReconstruction(*parts.backend, source, cut, data, size, &ThreadEncodeScratch());
-  for (size_t tier = 0; tier < kTierCount; ++tier) {
-    for (const auto& ratio : {error.k[tier], error.v[tier]}) {
-      if (ratio.has_value()) parts.metrics->ObserveReconstructionError(static_cast<MetricTier>(tier), *ratio);
-    }
-  }
+  Observe(MeasureReconstruction(*parts.backend, source, cut, data, size, &ThreadEncodeScratch()), parts.metrics);
 }
 
 }  // namespace
@@ -188,6 +191,7 @@ void SenderTransfer::OnReceipt(const ReceiptFrame& receipt) {
   receipt_ns_ = NowNs();
   times_.span_seconds = receipt.span_seconds;
   times_.busy_seconds = receipt.busy_seconds;
+  peer_decoded_by_ = receipt.decoded_on_gpu ? CodedBy::kGpu : CodedBy::kCpu;
   if (receipt.state == TransferState::kCommitted) {
     // The receipt may overtake our own bookkeeping of the last chunk.
     if (handed_ == chunk_state_.size() || state() == TransferState::kVerifying) {
@@ -349,15 +353,19 @@ void SenderTransfer::EncodeBatch(std::vector<EncodeJob>* jobs) {
   EncodeScratch& scratch = ThreadEncodeScratch();
   EncodeChunksOnDevice(encode_source_, jobs->front().fence, parts().send_slots->slot_bytes(), &scratch, &chunks);
   const double seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9 / static_cast<double>(jobs->size());
+  std::vector<MeasuredChunk> sampled;
   for (size_t i = 0; i < jobs->size(); ++i) {
     EncodeJob& job = (*jobs)[i];
     job.result = std::move(chunks[i].result);
     job.seconds = seconds;
     // Where a chunk came out longer than planned, the slot holds what was there before.
     if (!job.result.ok() || job.result->chunk_bytes != chunks[i].chunk->chunk_bytes) continue;
-    scratch.generations_before = std::move(chunks[i].generations_before);
-    SampleReconstruction(parts(), encode_source_, chunks[i].chunk->cut, job.slot->data(), job.result->chunk_bytes);
+    if (!parts().metrics->SampleReconstruction()) continue;
+    sampled.push_back({&chunks[i].chunk->cut, job.slot->data(), job.result->chunk_bytes,
+                       std::move(chunks[i].generations_before), {}});
   }
+  if (!sampled.empty()) MeasureReconstructionsOnDevice(encode_source_, &scratch, &sampled);
+  for (const MeasuredChunk& chunk : sampled) Observe(chunk.error, parts().metrics);
   gate_.Leave();
 }
 

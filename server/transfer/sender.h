@@ -75,7 +75,7 @@ class SenderTransfer final : public Transfer {
   void OnPlanned(const std::vector<uint32_t>& batch, absl::StatusOr<PlanBatch> plan);
   bool NeedsScan() const { return scans_ || samples_; }
   void MakeRoomForScan();
-  absl::Status ScanOne(const ChunkCut& cut);
+  absl::Status ScanSome(const uint32_t* chunks, size_t count);
   // A chunk was found to have escapes that nobody had looked for: what is not sent yet is scanned and planned again, once
   // no encoder reads the old plan.
   void PlanAgainWhenStill();
@@ -168,6 +168,7 @@ class SenderTransfer final : public Transfer {
   AttentionScores attention_;  // of whoever plans
   std::atomic<bool> attended_{false};
   double attended_bytes_ = 0;  // by the queries of the spec
+  CodedBy peer_decoded_by_ = CodedBy::kCpu;  // of the receipt
 
   std::optional<Planner> planner_;
   std::vector<LayerScan> scan_;

@@ -1,14 +1,14 @@
 // The planning half of SenderTransfer: what is written, scanned and planned, batch by batch.
 #include <algorithm>
+#include <array>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/cuda/codec.h"
 #include "server/base/status.h"
-#include "server/encode/device_encode.h"
-#include "server/scan/device_scan.h"
-#include "server/scan/scan.h"
 #include "server/transfer/predict.h"
+#include "server/transfer/scan_chunks.h"
 #include "server/transfer/sender.h"
 
 namespace spectrumkv {
@@ -29,24 +29,6 @@ std::vector<uint32_t> LastPositions(const TransferShape& shape, const std::vecto
   last.reserve(cuts.size());
   for (const ChunkCut& cut : cuts) last.push_back(positions[cut.token_first + cut.token_count - 1]);
   return last;
-}
-
-DeviceRange RangeOf(const EncodeSource& source, const ChunkCut& cut, EncodeScratch* scratch) {
-  DeviceRange range;
-  range.dims = DimsOf(source.shape->layers[cut.layer_index], cut.token_count);
-  range.k = DeviceRowsOf(source, cut, PlaneId::kK, &scratch->k_rows);
-  if (range.dims.has_v) range.v = DeviceRowsOf(source, cut, PlaneId::kV, &scratch->v_rows);
-  return range;
-}
-
-absl::Status ScanCut(const Backend& backend, const EncodeSource& source, const ChunkCut& cut, LayerScan* scan) {
-  EncodeScratch* const scratch = &ThreadEncodeScratch();
-  if (Device* const device = source.hold->device()) {
-    return ScanOnDevice(device, RangeOf(source, cut, scratch), cut.token_first, scan);
-  }
-  const SourcePlanes planes = PlanesOf(source, cut, scratch);
-  ScanLayer(backend, planes.dims, planes.k, planes.values(), {cut.token_first, cut.token_count}, scan);
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -125,31 +107,14 @@ void SenderTransfer::OnPlannerReady() {
 }
 
 void SenderTransfer::MakeRoomForScan() {
-  scan_.resize(layers_.size());
-  const uint32_t kept = planner_->shape().kept_count();
-  for (size_t i = 0; i < scan_.size(); ++i) {
-    if (scans_) scan_[i].k.resize(kept);
-    if (scans_ && layers_[i].has_v) scan_[i].v.resize(kept);
-    if (samples_) scan_[i].k_spread.resize(kept);
-    if (samples_ && layers_[i].has_v) scan_[i].v_spread.resize(kept);
-  }
+  MakeRoomForScans(layers_, planner_->shape().kept_count(), {scans_, samples_}, &scan_);
 }
 
-absl::Status SenderTransfer::ScanOne(const ChunkCut& cut) {
-  if (layers_[cut.layer_index].raw_only && !scans_) return absl::OkStatus();
-  LayerScan* const scan = &scan_[cut.layer_index];
-  if (scans_) {
-    if (absl::Status scanned = ScanCut(*parts().backend, encode_source_, cut, scan); !scanned.ok()) return scanned;
-  }
-  if (!samples_) return absl::OkStatus();
-  EncodeScratch* const scratch = &ThreadEncodeScratch();
-  if (Device* const device = source_->device()) {
-    return SpreadOnDevice(device, RangeOf(encode_source_, cut, scratch), cut.token_first, policy_.sinks, scan);
-  }
-  const SourcePlanes planes = PlanesOf(encode_source_, cut, scratch);
-  SpreadChunk(*parts().backend, planes.dims, planes.k, planes.values(), cut.token_first, policy_.sinks,
-              &scratch->workspace, scan);
-  return absl::OkStatus();
+absl::Status SenderTransfer::ScanSome(const uint32_t* chunks, size_t count) {
+  std::array<ChunkCut, gpu::kMaxBatch> cuts;
+  for (size_t i = 0; i < count; ++i) cuts[i] = planner_->cuts()[chunks[i]];
+  return ScanChunks(*parts().backend, encode_source_, absl::MakeConstSpan(cuts.data(), count),
+                    {scans_, samples_, policy_.sinks}, &scan_);
 }
 
 void SenderTransfer::PlanAgainWhenStill() {
@@ -188,11 +153,9 @@ void SenderTransfer::StartFullScan() {
     all.kept = {{0, all.token_count}};
     all.layers = layers_;
     const EncodeSource source{source_.get(), &all, &places_};
-    std::vector<LayerScan> scan(layers_.size());
-    for (size_t i = 0; i < scan.size(); ++i) {
-      scan[i].k.resize(all.token_count);
-      if (layers_[i].has_v) scan[i].v.resize(all.token_count);
-    }
+    constexpr ScanWish kScan{/*scans=*/true};
+    std::vector<LayerScan> scan;
+    MakeRoomForScans(layers_, all.token_count, kScan, &scan);
     absl::Status scanned;
     Policy policy = policy_;
     if (const std::shared_ptr<AttentionWork> attention = TakeQueries(); attention != nullptr) {
@@ -203,10 +166,7 @@ void SenderTransfer::StartFullScan() {
       if (!attention_.empty()) policy.scores = attention_.ByLayer();
       policy.scores_per_layer = !policy.scores.empty();
     }
-    for (const ChunkCut& cut : CutChunks(all)) {
-      if (!scanned.ok()) break;
-      scanned.Update(ScanCut(*parts().backend, source, cut, &scan[cut.layer_index]));
-    }
+    if (scanned.ok()) scanned = ScanAllChunks(*parts().backend, source, CutChunks(all), kScan, &scan);
     auto planner = std::make_shared<absl::StatusOr<Planner>>(
         scanned.ok() ? Planner::Create(std::move(policy), layers_, all.token_count, &scan) : absl::StatusOr<Planner>(scanned));
     gate_.Leave();
@@ -341,6 +301,7 @@ void SenderTransfer::MaybePlan() {
 struct SenderTransfer::ScanWork {
   std::shared_ptr<std::vector<uint32_t>> batch;
   std::shared_ptr<AttentionWork> attention;
+  size_t step = 1;             // chunks of a job
   size_t heads = 0, jobs = 0;  // heads of keys to attend to come first: they take longest; then chunks to scan
   std::atomic<size_t> next{0}, workers{0};
   int64_t begin_ns = 0;
@@ -351,7 +312,8 @@ void SenderTransfer::ScanBatch(std::shared_ptr<std::vector<uint32_t>> batch) {
   work->begin_ns = NowNs();
   work->attention = TakeQueries();
   work->heads = work->attention == nullptr ? 0 : work->attention->jobs();
-  work->jobs = work->heads + (NeedsScan() ? batch->size() : 0);
+  work->step = ChunksAtATime(encode_source_);
+  work->jobs = work->heads + (NeedsScan() ? (batch->size() + work->step - 1) / work->step : 0);
   work->batch = std::move(batch);
   const size_t cores = std::max(1u, std::thread::hardware_concurrency());
   const size_t workers = std::max<size_t>(1, std::min({work->jobs, cores, kScanWorkersMax}));
@@ -374,7 +336,9 @@ void SenderTransfer::RunScan(const std::shared_ptr<ScanWork>& work) {
     return;
   }
   for (size_t i = first; i < work->jobs; i = work->next.fetch_add(1)) {
-    const absl::Status scanned = ScanOne(planner_->cuts()[(*work->batch)[i - work->heads]]);
+    const size_t begin = (i - work->heads) * work->step;
+    const absl::Status scanned =
+        ScanSome(work->batch->data() + begin, std::min(work->step, work->batch->size() - begin));
     if (scanned.ok()) continue;
     Post([this, scanned] { Fail(scanned); });  // before the plan of this batch, which is of no use then
     break;

@@ -42,6 +42,8 @@ void SenderTransfer::Conclude() {
   if (state() == TransferState::kCommitted && !refines()) {  // which gives way, and is no measure of the link
     SentSample sample;
     sample.peer = peer_key_;
+    sample.by = report.coded_by();
+    sample.decoded_by = peer_decoded_by_;
     sample.limit = share.limit;
     // What broke off and was sent again says nothing about the link.
     if (report.chunks_resent == 0 && report.attempts == 1) {
@@ -64,7 +66,7 @@ void SenderTransfer::Conclude() {
     if (dials() && report.attempts == 1)
       sample.setup_seconds = report.stage_seconds[static_cast<size_t>(Stage::kQueue)];
     seen = host().rates().LearnSent(sample, NowNs());
-    known = host().rates().Of(peer_key_, NowNs()).link;
+    known = host().rates().Of(peer_key_, sample.by, NowNs()).link;
     if (seen.has_value()) parts().metrics->ObserveLinkRate(*seen);
   }
   UpdateReport([&](TransferReport& r) {

@@ -11,10 +11,14 @@
 #include "server/plan/plan.h"
 #include "server/pool/schema.h"
 #include "server/stream/frames.h"
+#include "server/transfer/rates.h"
 
 namespace spectrumkv {
 
 PoolShapeFrame ShapeOf(const PoolSchema& schema);
+
+// What reads and codes these blocks.
+inline CodedBy CoderOf(const BlockHold& hold) { return hold.device() != nullptr ? CodedBy::kGpu : CodedBy::kCpu; }
 
 // All layers of a schema in ascending layer index, and their places.
 std::vector<PlanLayer> PlanLayersOf(const PoolSchema& schema, std::vector<LayerPlace>* places);

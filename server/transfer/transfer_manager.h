@@ -215,8 +215,10 @@ class TransferManager : public PeerAcceptor {
 
   virtual std::vector<TransferReport> List(uint32_t limit, bool active_only) = 0;
   virtual std::vector<PeerStatus> ListPeers() = 0;
-  // What is known of the way to a peer, named as in Send, and of this daemon's stages.
-  virtual Measured MeasuredOf(const std::string& peer) = 0;
+  // What is known of the way to a peer, named as in Send, and of this daemon's stages for a source that is read so.
+  virtual Measured MeasuredOf(const std::string& peer, CodedBy by) = 0;
+  // What was measured of this daemon's stages.
+  virtual StageRates StagesOf(CodedBy by) = 0;
   virtual uint32_t active() const = 0;
   // No new transfers from now on; `done` once, when none is active.
   virtual void StartDraining(std::function<void()> done) = 0;

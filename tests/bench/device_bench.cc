@@ -32,11 +32,11 @@ class OnDevice {
     data_ = static_cast<uint8_t*>(memory);
     if (from == nullptr) return;
     void* pinned = nullptr;
-    Must(runtime_->AllocatePinned(bytes, &pinned), "AllocatePinned");
+    Must(runtime_->AllocatePinned(0, bytes, &pinned), "AllocatePinned");
     std::memcpy(pinned, from, bytes);
     Must(runtime_->Copy(data_, pinned, bytes, stream), "Copy");
     Must(runtime_->Synchronize(stream), "Synchronize");
-    runtime_->FreePinned(pinned);
+    runtime_->FreePinned(0, pinned);
   }
   ~OnDevice() { runtime_->Free(0, data_); }
   OnDevice(const OnDevice&) = delete;
@@ -67,7 +67,7 @@ class DeviceCase {
         chunk_bytes_(ChunkBytesOf()),
         wire_(runtime, stream, chunks_ * chunk_bytes_),
         report_(runtime, stream, sizeof(gpu::ChunkReport)),
-        scans_(runtime, stream, dims_.tokens * sizeof(TokenScan)),
+        scans_(runtime, stream, 2 * dims_.tokens * sizeof(TokenScan)),
         workspace_bytes_(gpu::WorkspaceBytes(dims_)),
         workspace_(runtime, stream, workspace_bytes_) {}
 
@@ -84,8 +84,8 @@ class DeviceCase {
                            return runtime_->Decode(DecodeOf(i), workspace_.data(), workspace_bytes_, stream_);
                          });
     figures.scan_gbs = gb / Best([this](uint64_t i) {
-                         Must(runtime_->Scan(ScanOf(k_, i), stream_), "Scan");
-                         return runtime_->Scan(ScanOf(v_, i), stream_);
+                         const gpu::ScanJob planes[] = {ScanOf(k_, i, 0), ScanOf(v_, i, dims_.tokens)};
+                         return runtime_->ScanBatch(planes, 2, stream_);
                        });
     figures.copy_gbs = gb / Best([this](uint64_t i) {
                          CopyPlane(k_, k_back_, i);
@@ -130,8 +130,8 @@ class DeviceCase {
     job.report = reinterpret_cast<gpu::ChunkReport*>(report_.data());
     return job;
   }
-  gpu::ScanJob ScanOf(const OnDevice& plane, uint64_t i) const {
-    return {dims_, PlaneAt(plane, i), reinterpret_cast<TokenScan*>(scans_.data())};
+  gpu::ScanJob ScanOf(const OnDevice& plane, uint64_t i, uint32_t at) const {
+    return {dims_, PlaneAt(plane, i), reinterpret_cast<TokenScan*>(scans_.data()) + at};
   }
 
   // Wall seconds of all chunks on one stream, the quickest run.
@@ -183,6 +183,8 @@ int RunDeviceBench(const DeviceBenchOptions& options, gpu::Runtime* runtime) {
   }
   try {
     gpu::DeviceStream stream;
+    gpu::ContextCost context;
+    Must(runtime->MakeContext(0, &context), "MakeContext");
     Must(runtime->CreateStream(0, &stream), "CreateStream");
     for (uint64_t mib : options.kv_mib) {
       for (DType dtype : options.dtypes) {

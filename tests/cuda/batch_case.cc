@@ -82,6 +82,51 @@ gpu::DecodeJob DecodeOf(BatchedChunk* of) {
   return job;
 }
 
+// Both planes of every chunk in one launch of each.
+std::string ScanTogether(const std::vector<std::unique_ptr<BatchedChunk>>& chunks, Executor* executor, uint64_t* checks) {
+  struct Found {
+    std::vector<TokenScan> scans, expected_scans;
+    std::vector<uint8_t> spreads, expected_spreads;
+  };
+  std::vector<Found> found(2 * chunks.size());
+  std::vector<gpu::ScanJob> scans;
+  std::vector<gpu::SpreadJob> spreads;
+  std::vector<shim::Range> memory;
+  for (size_t i = 0; i < found.size(); ++i) {
+    BatchedChunk& of = *chunks[i / 2];
+    const int p = static_cast<int>(i % 2);
+    if (p == 1 && !of.dims.has_v) continue;
+    Found& mine = found[i];
+    for (auto* tokens : {&mine.scans, &mine.expected_scans}) tokens->resize(of.dims.tokens);
+    for (auto* tokens : {&mine.spreads, &mine.expected_spreads}) tokens->resize(of.dims.tokens);
+    const uint32_t skip = static_cast<uint32_t>(i % 4);
+    Workspace workspace;
+    ScalarBackend()->Scan(of.dims, of.source.source(p), mine.expected_scans.data());
+    ScalarBackend()->Spread(of.dims, of.source.source(p), p == 0, skip, &workspace, mine.expected_spreads.data());
+    const gpu::DevicePlane plane = of.source.device(p, &of.runs[p]);
+    scans.push_back({of.dims, plane, mine.scans.data()});
+    spreads.push_back({of.dims, plane, p == 0, skip, mine.spreads.data()});
+    for (const shim::Range& range : {RangeOf(of.source.memory()), RangeOf(of.runs[p]), RangeOf(mine.scans),
+                                     RangeOf(mine.spreads)}) {
+      memory.push_back(range);
+    }
+  }
+  executor->Allow(std::move(memory));
+  executor->ScanBatch(scans.data(), static_cast<uint32_t>(scans.size()));
+  executor->SpreadBatch(spreads.data(), static_cast<uint32_t>(spreads.size()));
+  for (size_t i = 0; i < found.size(); ++i) {
+    const Found& mine = found[i];
+    const std::string name = std::string(i % 2 == 0 ? "K" : "V") + " of chunk " + std::to_string(i / 2);
+    for (size_t t = 0; t < mine.scans.size(); ++t) {
+      const TokenScan &got = mine.scans[t], &expected = mine.expected_scans[t];
+      if (got.escape != expected.escape || got.energy_log2 != expected.energy_log2) return name + ": scan";
+    }
+    if (mine.spreads != mine.expected_spreads) return name + ": spread";
+    *checks += mine.scans.empty() ? 0 : 2;
+  }
+  return "";
+}
+
 }  // namespace
 
 std::vector<ChunkDims> BatchDims(DType dtype, uint32_t head_dim) {
@@ -140,7 +185,7 @@ std::string RunBatchCase(const std::vector<ChunkDims>& dims, uint64_t seed, Exec
     }
     ++*checks;
   }
-  return "";
+  return ScanTogether(chunks, executor, checks);
 }
 
 }  // namespace spectrumkv::testing

@@ -36,7 +36,7 @@ TEST(DeviceTest, LaunchWithoutADeviceSaysWhy) {
   TokenRun run;
   ScanJob job{ChunkDims{1, 1, 8, DType::kFloat16, true}, DevicePlane{memory, &run, 1, 16, 16, 2},
               reinterpret_cast<TokenScan*>(memory + 64)};
-  const LaunchStatus status = LaunchScan(job, nullptr);
+  const LaunchStatus status = LaunchScan(&job, 1, nullptr);
   EXPECT_FALSE(status.ok());
   std::printf("launch: %s (%d)\n", status.wrong, status.error);
 }

@@ -21,8 +21,10 @@ class Executor {
   void Encode(const gpu::EncodeJob& job, void* workspace) { EncodeBatch(&job, 1, workspace); }
   virtual void DecodeBatch(const gpu::DecodeJob* jobs, uint32_t count, void* workspace) = 0;
   void Decode(const gpu::DecodeJob& job, void* workspace) { DecodeBatch(&job, 1, workspace); }
-  virtual void Scan(const gpu::ScanJob& job) = 0;
-  virtual void Spread(const gpu::SpreadJob& job) = 0;
+  virtual void ScanBatch(const gpu::ScanJob* jobs, uint32_t count) = 0;
+  void Scan(const gpu::ScanJob& job) { ScanBatch(&job, 1); }
+  virtual void SpreadBatch(const gpu::SpreadJob* jobs, uint32_t count) = 0;
+  void Spread(const gpu::SpreadJob& job) { SpreadBatch(&job, 1); }
   virtual void Attend(const gpu::AttendJob& job, void* workspace) = 0;
   virtual void Zero(const gpu::ZeroJob& job) = 0;
 };

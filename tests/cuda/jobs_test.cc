@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "kernels/cuda/jobs.h"
 
@@ -65,6 +66,28 @@ TEST_F(JobsTest, WrongFieldsAreNamed) {
   EXPECT_STREQ(Check(two, 2, memory_, 1 << 20), "kind");
 }
 
+TEST_F(JobsTest, PlanesOfOneLaunchAreChecked) {
+  alignas(2) TokenScan scans[16];
+  uint8_t spreads[16];
+  const ChunkDims dims{16, 2, 64, DType::kFloat16, true};
+  const DevicePlane plane{memory_, &run_, 1, 256, 128, 2};
+  std::vector<ScanJob> scan(kMaxPlanes + 1, ScanJob{dims, plane, scans});
+  std::vector<SpreadJob> spread(kMaxPlanes + 1, SpreadJob{dims, plane, true, 0, spreads});
+  EXPECT_STREQ(Check(scan.data(), kMaxPlanes), nullptr);
+  EXPECT_STREQ(Check(spread.data(), kMaxPlanes), nullptr);
+  EXPECT_STREQ(Check(scan.data(), kMaxPlanes + 1), "count");
+  EXPECT_STREQ(Check(spread.data(), 0), "count");
+  scan[3].scans = nullptr;
+  spread[3].spreads = nullptr;
+  EXPECT_STREQ(Check(scan.data(), 3), nullptr);
+  EXPECT_STREQ(Check(scan.data(), 4), "scans");
+  EXPECT_STREQ(Check(spread.data(), 4), "spreads");
+  scan[2].dims.dtype = DType::kFloat32;
+  EXPECT_STREQ(Check(scan.data(), 3), "kind");
+  scan[1].plane.runs = nullptr;
+  EXPECT_STREQ(Check(scan.data(), 3), "plane");
+}
+
 TEST_F(JobsTest, RunsFollowAddresses) {
   const uint8_t* base = memory_;
   const uint8_t* rows[] = {base + 64, base + 80, base + 96, base, base + 16, base + 128};
@@ -87,7 +110,7 @@ TEST(SpreadArgsTest, NoShapeSamplesMoreThanTheKernelHolds) {
     for (uint32_t head_dim = 8; head_dim <= kMaxHeadDim; head_dim += 8) {
       SpreadJob job;
       job.dims = ChunkDims{1, heads, head_dim, DType::kFloat16, true};
-      const SpreadArgs args = ArgsOf(job);
+      const SpreadArgs args = ArgsOf(&job, 1).planes[0];
       ASSERT_EQ(args.sample_dims % 8, 0u);
       ASSERT_LE(uint64_t{args.sample_heads - 1} * args.head_step, heads - 1);
       most = std::max(most, args.sample_heads * args.sample_dims);

@@ -23,13 +23,13 @@ class LauncherExecutor final : public Executor {
     Launcher launch = make_launcher_(memory_);
     gpu::RunDecode(jobs, count, workspace, launch);
   }
-  void Scan(const gpu::ScanJob& job) override {
+  void ScanBatch(const gpu::ScanJob* jobs, uint32_t count) override {
     Launcher launch = make_launcher_(memory_);
-    gpu::RunScan(job, launch);
+    gpu::RunScan(jobs, count, launch);
   }
-  void Spread(const gpu::SpreadJob& job) override {
+  void SpreadBatch(const gpu::SpreadJob* jobs, uint32_t count) override {
     Launcher launch = make_launcher_(memory_);
-    gpu::RunSpread(job, launch);
+    gpu::RunSpread(jobs, count, launch);
   }
   void Attend(const gpu::AttendJob& job, void* workspace) override {
     Launcher launch = make_launcher_(memory_);

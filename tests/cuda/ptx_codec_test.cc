@@ -91,10 +91,10 @@ class Counting final : public Executor {
   void DecodeBatch(const gpu::DecodeJob* jobs, uint32_t count, void* workspace) override {
     Count(&decode, [&] { executor_->DecodeBatch(jobs, count, workspace); });
   }
-  void Scan(const gpu::ScanJob& job) override {
-    Count(&scan, [&] { executor_->Scan(job); });
+  void ScanBatch(const gpu::ScanJob* jobs, uint32_t count) override {
+    Count(&scan, [&] { executor_->ScanBatch(jobs, count); });
   }
-  void Spread(const gpu::SpreadJob& job) override { executor_->Spread(job); }
+  void SpreadBatch(const gpu::SpreadJob* jobs, uint32_t count) override { executor_->SpreadBatch(jobs, count); }
   void Zero(const gpu::ZeroJob& job) override { executor_->Zero(job); }
   void Attend(const gpu::AttendJob& job, void* workspace) override {
     Count(&attend, [&] { executor_->Attend(job, workspace); });

@@ -15,6 +15,8 @@ void Must(const gpu::CallStatus& status, const char* what) {
 class RuntimeExecutor final : public Executor {
  public:
   explicit RuntimeExecutor(gpu::Runtime* runtime) : runtime_(*runtime) {
+    gpu::ContextCost cost;
+    Must(runtime_.MakeContext(0, &cost), "MakeContext");
     Must(runtime_.CreateStream(0, &stream_), "CreateStream");
   }
   ~RuntimeExecutor() override {
@@ -31,7 +33,7 @@ class RuntimeExecutor final : public Executor {
       copy.host = static_cast<uint8_t*>(const_cast<void*>(range.begin));
       copy.bytes = range.bytes;
       Must(runtime_.Allocate(0, range.bytes + kAlign, &copy.allocated), "Allocate");
-      Must(runtime_.AllocatePinned(range.bytes, &copy.pinned), "AllocatePinned");
+      Must(runtime_.AllocatePinned(0, range.bytes, &copy.pinned), "AllocatePinned");
       copy.device = static_cast<uint8_t*>(copy.allocated) + reinterpret_cast<uintptr_t>(copy.host) % kAlign;
       copies_.push_back(copy);
     }
@@ -49,17 +51,21 @@ class RuntimeExecutor final : public Executor {
     for (gpu::DecodeJob& job : moved) MoveChunk(&job);
     Run([&] { return runtime_.DecodeBatch(moved.data(), count, At(workspace), WorkspaceOf(jobs, count), stream_); });
   }
-  void Scan(const gpu::ScanJob& job) override {
-    gpu::ScanJob moved = job;
-    Move(&moved.plane);
-    moved.scans = At(job.scans);
-    Run([&] { return runtime_.Scan(moved, stream_); });
+  void ScanBatch(const gpu::ScanJob* jobs, uint32_t count) override {
+    std::vector<gpu::ScanJob> moved(jobs, jobs + count);
+    for (gpu::ScanJob& job : moved) {
+      Move(&job.plane);
+      job.scans = At(job.scans);
+    }
+    Run([&] { return runtime_.ScanBatch(moved.data(), count, stream_); });
   }
-  void Spread(const gpu::SpreadJob& job) override {
-    gpu::SpreadJob moved = job;
-    Move(&moved.plane);
-    moved.spreads = At(job.spreads);
-    Run([&] { return runtime_.Spread(moved, stream_); });
+  void SpreadBatch(const gpu::SpreadJob* jobs, uint32_t count) override {
+    std::vector<gpu::SpreadJob> moved(jobs, jobs + count);
+    for (gpu::SpreadJob& job : moved) {
+      Move(&job.plane);
+      job.spreads = At(job.spreads);
+    }
+    Run([&] { return runtime_.SpreadBatch(moved.data(), count, stream_); });
   }
   void Attend(const gpu::AttendJob& job, void* workspace) override {
     gpu::AttendJob moved = job;
@@ -87,7 +93,7 @@ class RuntimeExecutor final : public Executor {
   void Forget() {
     for (const Copy& copy : copies_) {
       runtime_.Free(0, copy.allocated);
-      runtime_.FreePinned(copy.pinned);
+      runtime_.FreePinned(0, copy.pinned);
     }
     copies_.clear();
   }

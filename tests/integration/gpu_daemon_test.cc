@@ -235,6 +235,54 @@ TEST_F(GpuDaemonTest, RecentQueriesAttendToKeysOnTheGpu) {
   }
 }
 
+// What the daemon takes of a GPU by being there: in the status, in spectrumkvctl and in the metrics. A daemon of its own,
+// which has used no GPU yet.
+TEST_F(GpuDaemonTest, WhatTheContextTakesIsTold) {
+  constexpr uint64_t kContext = uint64_t{300} << 20;  // FakeOptions
+  const auto daemon = DaemonProcess::Start();
+  ASSERT_NE(daemon, nullptr);
+  const auto channel = grpc::CreateChannel(daemon->admin_target(), grpc::InsecureChannelCredentials());
+  const auto admins = v1::AdminService::NewStub(channel);
+  const auto ask = [&] {
+    v1::GetStatusResponse status;
+    EXPECT_RPC_OK(admins->GetStatus(Context().get(), v1::GetStatusRequest(), &status));
+    return status;
+  };
+  const auto ctl = [&] {
+    const std::string command = SPECTRUMKVCTL_PATH " status --admin-socket " + daemon->address("admin_socket") +
+                                " --worker-socket " + daemon->address("worker_socket");
+    FILE* const pipe = popen(command.c_str(), "r");
+    std::string text;
+    for (char line[1024]; std::fgets(line, sizeof(line), pipe) != nullptr;) text += line;
+    EXPECT_EQ(pclose(pipe), 0) << text;
+    return text;
+  };
+  const v1::GetStatusResponse idle = ask();
+  for (const v1::DeviceUsage& device : idle.devices()) {
+    EXPECT_TRUE(device.has_context_bytes());
+    EXPECT_EQ(device.context_bytes(), 0u);
+  }
+  EXPECT_NE(ctl().find(FakeRuntime::Uuid(1) + " fake device 1: no context, 0 B of pools"), std::string::npos) << ctl();
+
+  const auto worker =
+      v1::WorkerService::NewStub(grpc::CreateChannel(daemon->worker_target(), grpc::InsecureChannelCredentials()));
+  FakeExport memory = FakeExport::Memory(1, kPoolBytes);
+  RegisterIpc(*worker, memory, 1);
+  EXPECT_EQ(ask().devices(0).context_bytes(), 0u) << "a pool on one GPU costs nothing on another";
+  EXPECT_EQ(ask().devices(1).context_bytes(), kContext);
+  EXPECT_NE(ctl().find(FakeRuntime::Uuid(1) + " fake device 1: context 300.0 MiB"), std::string::npos) << ctl();
+  std::string metrics;
+  const std::string series = "spectrumkv_device_bytes{use=\"context\"} 314572800\n";
+  for (int i = 0; i < 100 && metrics.find(series) == std::string::npos; ++i) {  // read once a second
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    v1::GetMetricsResponse response;
+    EXPECT_RPC_OK(admins->GetMetrics(Context().get(), v1::GetMetricsRequest(), &response));
+    metrics = response.text();
+  }
+  EXPECT_NE(metrics.find(series), std::string::npos) << metrics;
+  EXPECT_EQ(daemon->Stop(), 0);
+}
+
 TEST_F(GpuDaemonTest, AnAllocationIsOpenedOnceAndClosedWithItsLastPool) {
   FakeExport memory = FakeExport::Memory(1, 2 * kPoolBytes);
   const v1::PoolRef first = RegisterIpc(decode_worker(), memory, 1);
@@ -267,6 +315,108 @@ TEST_F(GpuDaemonTest, AWorkerThatDiesLetsGoOfItsGpuMemory) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   EXPECT_EQ(Status().devices(1).imports(), 0u);
+  // It comes back: with memory of its own, under a handle of its own. What it had before opens nothing.
+  FakeExport again = FakeExport::Memory(1, kPoolBytes);
+  memory.Die();
+  const v1::PoolRef restarted = RegisterIpc(decode_worker(), again, 1);
+  EXPECT_EQ(Status().devices(1).imports(), 1u);
+  Unregister(decode_worker(), restarted);
+  EXPECT_EQ(Status().devices(1).imports(), 0u);
+}
+
+// A daemon that may not lock its staging, and must not copy once more: it refuses GPU pools of either kind, and says why.
+TEST_F(GpuDaemonTest, WithoutTheHostFallbackPoolsThatWouldNeedItAreRefused) {
+  setenv("SPECTRUMKV_FAKE_GPU_FAIL", "Pin:2:always", 1);
+  for (const bool allowed : {true, false}) {
+    const auto daemon = DaemonProcess::Start({{"memory.allow_host_fallback", allowed ? "true" : "false"}});
+    ASSERT_NE(daemon, nullptr);
+    const auto worker =
+        v1::WorkerService::NewStub(grpc::CreateChannel(daemon->worker_target(), grpc::InsecureChannelCredentials()));
+    FakeExport memory = FakeExport::Memory(0, kPoolBytes);
+    v1::PoolSchema imported = SmallPool(), owned = SmallPool();
+    SetIpc(memory, FakeRuntime::Uuid(0), 0, imported.mutable_segments(0));
+    owned.mutable_segments(0)->mutable_daemon_owned()->set_device(FakeRuntime::Uuid(0));
+    for (const v1::PoolSchema& schema : {imported, owned}) {
+      v1::PoolRef pool;
+      const grpc::Status status = Try(*worker, schema, &pool);
+      EXPECT_EQ(ReasonOfRpc(status), allowed ? "" : "HOST_FALLBACK_FORBIDDEN") << status.error_message();
+    }
+    EXPECT_EQ(daemon->Stop(), 0);
+  }
+  unsetenv("SPECTRUMKV_FAKE_GPU_FAIL");
+}
+
+// Whatever the runtime answers, the worker is told which it was, the daemon lives on and the next pool is taken; until an
+// error that ends the device: then GPU pools are refused for good, and those in host memory are served as before.
+TEST_F(GpuDaemonTest, EveryErrorOfTheRuntimeIsToldAndTheDaemonLivesOn) {
+  const std::vector<std::pair<int, std::string>> errors = {
+      {gpu::kInvalidValue, "DEVICE_ERROR"},       {gpu::kOutOfMemory, "OUT_OF_DEVICE_MEMORY"},
+      {gpu::kInitializationError, "DEVICE_ERROR"}, {gpu::kInsufficientDriver, "NO_DRIVER"},
+      {gpu::kDevicesUnavailable, "DEVICE_BUSY"},   {gpu::kNoDevice, "NO_DEVICE"},
+      {gpu::kInvalidDevice, "DEVICE_ERROR"},       {gpu::kContextUninitialized, "DEVICE_ERROR"},
+      {gpu::kMapFailed, "DEVICE_ERROR"},           {gpu::kNoKernelImage, "DEVICE_TOO_OLD"},
+      {gpu::kInvalidHandle, "DEVICE_ERROR"},       {gpu::kNotReady, "DEVICE_ERROR"},
+      {gpu::kTooManyPeers, "DEVICE_ERROR"},        {gpu::kNotPermitted, "DEVICE_ERROR"},
+      {gpu::kNotSupported, "DEVICE_ERROR"},        {gpu::kSystemNotReady, "DEVICE_BUSY"},
+      {gpu::kDriverMismatch, "DRIVER_TOO_OLD"},    {gpu::kDriverTooOld, "DRIVER_TOO_OLD"},
+      {gpu::kUnknownError, "DEVICE_ERROR"},        {gpu::kWithoutCuda, "CUDA_NOT_AVAILABLE"}};
+  for (const int last : {214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911}) {
+    std::string failures;
+    const bool all = last == gpu::kIllegalAddress;  // before one of them
+    for (const auto& [error, reason] : errors) failures += all ? "Allocate:" + std::to_string(error) + " " : "";
+    setenv("SPECTRUMKV_FAKE_GPU_FAIL", (failures + "Allocate:" + std::to_string(last)).c_str(), 1);
+    const auto daemon = DaemonProcess::Start();
+    ASSERT_NE(daemon, nullptr);
+    const auto worker =
+        v1::WorkerService::NewStub(grpc::CreateChannel(daemon->worker_target(), grpc::InsecureChannelCredentials()));
+    v1::PoolSchema owned = SmallPool();
+    owned.mutable_segments(0)->mutable_daemon_owned()->set_device(FakeRuntime::Uuid(0));
+    v1::PoolRef pool;
+    for (const auto& [error, reason] : errors) {
+      if (!all) break;
+      const grpc::Status status = Try(*worker, owned, &pool);
+      EXPECT_EQ(ReasonOfRpc(status), reason) << error << ": " << status.error_message();
+      EXPECT_NE(status.error_message().find("(" + std::to_string(error) + ")"), std::string::npos);
+    }
+    for (int i = 0; i < 2; ++i) EXPECT_REFUSED(Try(*worker, owned, &pool), INTERNAL, "DEVICE_FAILED");
+    EXPECT_RPC_OK(Try(*worker, SmallPool(), &pool));
+    EXPECT_EQ(daemon->Stop(), 0);
+  }
+  unsetenv("SPECTRUMKV_FAKE_GPU_FAIL");
+}
+
+// A kernel that fails when it runs: both sides learn it, and the status names the GPU.
+TEST_F(GpuDaemonTest, AKernelThatFailsEndsTheTransferOnBothSides) {
+  setenv("SPECTRUMKV_FAKE_GPU_FAIL", "Encode:719:late", 1);
+  const auto daemon = DaemonProcess::Start();
+  unsetenv("SPECTRUMKV_FAKE_GPU_FAIL");
+  ASSERT_NE(daemon, nullptr);
+  const auto worker =
+      v1::WorkerService::NewStub(grpc::CreateChannel(daemon->worker_target(), grpc::InsecureChannelCredentials()));
+  v1::PoolSchema owned = SmallPool();
+  owned.mutable_segments(0)->mutable_daemon_owned()->set_device(FakeRuntime::Uuid(1));
+  v1::PoolRef from;
+  EXPECT_RPC_OK(Try(*worker, owned, &from));
+  Fill(*worker, from, 3);
+  const v1::PoolRef to = Register(decode_worker(), "fails");
+  const std::string id = NewTransferId("fails");
+  v1::ExpectResponse expected;
+  EXPECT_RPC_OK(decode_worker().Expect(Context().get(), ExpectOf(to, id), &expected));
+  v1::SendResponse sent;
+  EXPECT_RPC_OK(worker->Send(Context().get(), SendRaw(from, id), &sent));
+  const v1::TransferReport sender = WaitEnd(*worker, id), receiver = WaitEnd(decode_worker(), id);
+  EXPECT_EQ(sender.state(), v1::TRANSFER_STATE_FAILED) << sender.DebugString();
+  EXPECT_EQ(sender.reason(), "DEVICE_FAILED") << sender.DebugString();
+  EXPECT_EQ(receiver.state(), v1::TRANSFER_STATE_FAILED);
+  EXPECT_EQ(receiver.layers_ready(), 0u);
+  const auto admins =
+      v1::AdminService::NewStub(grpc::CreateChannel(daemon->admin_target(), grpc::InsecureChannelCredentials()));
+  v1::GetStatusResponse status;
+  EXPECT_RPC_OK(admins->GetStatus(Context().get(), v1::GetStatusRequest(), &status));
+  EXPECT_EQ(status.devices(0).failure(), "");
+  EXPECT_NE(status.devices(1).failure().find("(719)"), std::string::npos) << status.devices(1).failure();
+  Unregister(decode_worker(), to);
+  EXPECT_EQ(daemon->Stop(), 0);
 }
 
 TEST_F(GpuDaemonTest, HandlesThatCannotBeUsedAreRefusedWithTheCause) {

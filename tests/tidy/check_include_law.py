@@ -47,6 +47,10 @@ def problem_of(folder, header):
     return None
 
 
+# Kernels are compiled by nvcc and, for tests, as C++ for the CPU: what only nvcc knows stands beside the launches.
+ONLY_NVCC = re.compile(r"<<<|\basm\b|\bcooperative_groups\b")
+
+
 def run(tree):
     result = Result()
     sources = tree.select((".h", ".cc", ".cu", ".cuh"), ("server/", "kernels/", "client/"))
@@ -61,5 +65,8 @@ def run(tree):
             if problem:
                 line = text.count("\n", 0, match.start(2)) + 1
                 result.problems.append(f"{name}:{line}: {problem}")
+        for match in ONLY_NVCC.finditer(text) if name.endswith(".cuh") else ():
+            line = text.count("\n", 0, match.start()) + 1
+            result.problems.append(f"{name}:{line}: kernels must not use {match.group()}")
     result.reports.append(f"{len(sources)} files obey the include law")
     return result

@@ -63,6 +63,12 @@ class TidyTest(unittest.TestCase):
             with self.subTest(title):
                 self.assert_one(check_include_law, {name: f'// x\n#include "{header}"\n'}, words, name)
 
+    def test_kernels_are_cpp(self):
+        for words in ("kernel<<<1, 32>>>(args);", 'asm("bar.sync 0;");', "namespace cg = cooperative_groups;"):
+            with self.subTest(words):
+                self.assert_one(check_include_law, {"kernels/cuda/a.cuh": words}, "kernels/cuda/a.cuh:1", "kernels must not use")
+                self.assertEqual(self.problems(check_include_law, {"kernels/cuda/a.cu": words}), [])
+
     def test_include_law_allows(self):
         text = '#include <chrono>\n#include "absl/status/status.h"\n#include "server/base/clock.h"\n'
         self.assertEqual(self.problems(check_include_law, {"server/pool/a.cc": text}), [])

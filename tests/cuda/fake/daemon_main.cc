@@ -1,8 +1,10 @@
 // spectrumkvd with two GPUs that are not there (fake_runtime.h), for tests that drive a whole daemon. Arguments:
-// --ready-file PATH, then those of spectrumkvd. SPECTRUMKV_FAKE_GPU_SEED: the order of streams.
+// --ready-file PATH, then those of spectrumkvd. SPECTRUMKV_FAKE_GPU_SEED: the order of streams. SPECTRUMKV_FAKE_GPU_FAIL:
+// "Allocate:2 Allocate:700 Encode:719:late Pin:2:always", what the next calls of these names come to, in this order.
 // Exits with 3 where the daemon did what no device would forgive, and says what.
 #include <cstdio>
 #include <cstdlib>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -10,6 +12,23 @@
 #include "server/config/config.h"
 #include "server/lifecycle/run.h"
 #include "tests/cuda/fake/fake_runtime.h"
+
+namespace {
+
+void FailAsAsked(spectrumkv::testing::FakeRuntime* gpus) {
+  const char* const asked = std::getenv("SPECTRUMKV_FAKE_GPU_FAIL");
+  std::istringstream failures(asked == nullptr ? "" : asked);
+  for (std::string failure; failures >> failure;) {
+    std::istringstream parts(failure);
+    std::string call, error, how;
+    std::getline(parts, call, ':');
+    std::getline(parts, error, ':');
+    std::getline(parts, how);
+    gpus->Fail(call, std::stoi(error), 0, how == "late", how == "always");
+  }
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   spectrumkv::PrepareProcess();
@@ -35,10 +54,12 @@ int main(int argc, char** argv) {
   options.devices = 2;
   if (seed != nullptr) options.seed = static_cast<uint32_t>(std::strtoul(seed, nullptr, 10));
   spectrumkv::testing::FakeRuntime gpus(options);
+  FailAsAsked(&gpus);
   const int code = spectrumkv::RunDaemon(*config, ready_file, &gpus);
   for (const std::string& violation : gpus.violations()) std::fprintf(stderr, "VIOLATION: %s\n", violation.c_str());
   using Kind = spectrumkv::testing::FakeMemory::Kind;
-  const size_t left = gpus.memory().live(Kind::kDevice) + gpus.memory().live(Kind::kPinned);
+  // What has failed for good gives nothing back.
+  const size_t left = gpus.failed() ? 0 : gpus.memory().live(Kind::kDevice) + gpus.memory().live(Kind::kPinned);
   if (left != 0) std::fprintf(stderr, "VIOLATION: %zu allocations are left\n", left);
   return code != 0 ? code : gpus.violations().empty() && left == 0 ? 0 : 3;
 }

@@ -25,8 +25,12 @@ const char* CheckJobs(const std::vector<gpu::EncodeJob>& jobs, const void* works
 const char* CheckJobs(const std::vector<gpu::DecodeJob>& jobs, const void* workspace, size_t workspace_bytes) {
   return gpu::Check(jobs.data(), static_cast<uint32_t>(jobs.size()), workspace, workspace_bytes);
 }
-const char* CheckJob(const gpu::ScanJob& job) { return gpu::Check(job); }
-const char* CheckJob(const gpu::SpreadJob& job) { return gpu::Check(job); }
+const char* CheckJobs(const std::vector<gpu::ScanJob>& jobs) {
+  return gpu::Check(jobs.data(), static_cast<uint32_t>(jobs.size()));
+}
+const char* CheckJobs(const std::vector<gpu::SpreadJob>& jobs) {
+  return gpu::Check(jobs.data(), static_cast<uint32_t>(jobs.size()));
+}
 const char* CheckJob(const gpu::ZeroJob& job) { return gpu::Check(job); }
 const char* CheckJob(const gpu::AttendJob& job, const void* workspace, size_t workspace_bytes) {
   return gpu::Check(job, workspace, workspace_bytes);
@@ -42,15 +46,15 @@ void RunOnShim(const std::vector<gpu::DecodeJob>& jobs, void* workspace, std::ve
   shim::Launcher launch = LauncherFor(std::move(memory));
   gpu::RunDecode(jobs.data(), static_cast<uint32_t>(jobs.size()), workspace, launch);
 }
-void RunOnShim(const gpu::ScanJob& job, std::vector<shim::Range> memory) {
+void RunOnShim(const std::vector<gpu::ScanJob>& jobs, std::vector<shim::Range> memory) {
   std::lock_guard<std::mutex> lock(shared_memory_mutex);
   shim::Launcher launch = LauncherFor(std::move(memory));
-  gpu::RunScan(job, launch);
+  gpu::RunScan(jobs.data(), static_cast<uint32_t>(jobs.size()), launch);
 }
-void RunOnShim(const gpu::SpreadJob& job, std::vector<shim::Range> memory) {
+void RunOnShim(const std::vector<gpu::SpreadJob>& jobs, std::vector<shim::Range> memory) {
   std::lock_guard<std::mutex> lock(shared_memory_mutex);
   shim::Launcher launch = LauncherFor(std::move(memory));
-  gpu::RunSpread(job, launch);
+  gpu::RunSpread(jobs.data(), static_cast<uint32_t>(jobs.size()), launch);
 }
 void RunOnShim(const gpu::AttendJob& job, void* workspace, std::vector<shim::Range> memory) {
   std::lock_guard<std::mutex> lock(shared_memory_mutex);

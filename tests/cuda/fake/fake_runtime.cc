@@ -48,6 +48,11 @@ void FakeRuntime::Revive() {
   sticky_ = 0;
 }
 
+bool FakeRuntime::failed() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return sticky_ != 0;
+}
+
 void FakeRuntime::DropQueues() {
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& stream : streams_) stream->queue.clear();
@@ -61,6 +66,11 @@ std::vector<std::string> FakeRuntime::violations() const {
 std::map<std::string, int> FakeRuntime::calls() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return calls_;
+}
+
+std::set<int> FakeRuntime::contexts() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return contexts_;
 }
 
 uint64_t FakeRuntime::turns() const {
@@ -96,6 +106,16 @@ int FakeRuntime::Called(const std::string& call, int* late) {
   return error;
 }
 
+int FakeRuntime::CalledOn(int device, const std::string& call, int* late) {
+  bool first = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    first = contexts_.insert(device).second;
+  }
+  if (first) Violate(call + " makes a context on device " + std::to_string(device));
+  return Called(call, late);
+}
+
 CallStatus FakeRuntime::Told(int error) const {
   return error == 0 ? CallStatus{} : CallStatus{error, "fakeError", "as the test asked for"};
 }
@@ -118,26 +138,37 @@ CallStatus FakeRuntime::Describe(int device, gpu::DeviceProperties* properties) 
   return CallStatus{};
 }
 
-CallStatus FakeRuntime::FreeBytes(int, uint64_t* free_bytes) {
+CallStatus FakeRuntime::FreeBytes(int device, uint64_t* free_bytes) {
   *free_bytes = options_.device_bytes;
-  return Told(Called("FreeBytes"));
+  return Told(CalledOn(device, "FreeBytes"));
 }
 
-CallStatus FakeRuntime::Allocate(int, uint64_t bytes, void** memory) {
-  if (const int error = Called("Allocate")) return Told(error);
+CallStatus FakeRuntime::MakeContext(int device, gpu::ContextCost* cost) {
+  if (const int error = Called("MakeContext")) return Told(error);
+  bool first = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    first = contexts_.insert(device).second;
+  }
+  *cost = {first ? options_.context_bytes.value_or(0) : 0, options_.context_bytes.has_value()};
+  return CallStatus{};
+}
+
+CallStatus FakeRuntime::Allocate(int device, uint64_t bytes, void** memory) {
+  if (const int error = CalledOn(device, "Allocate")) return Told(error);
   *memory = bytes <= options_.device_bytes ? memory_.Allocate(FakeMemory::Kind::kDevice, bytes) : nullptr;
   return Told(*memory == nullptr ? gpu::kOutOfMemory : 0);
 }
 
-CallStatus FakeRuntime::AllocatePinned(uint64_t bytes, void** memory) {
-  if (const int error = Called("AllocatePinned")) return Told(error);
+CallStatus FakeRuntime::AllocatePinned(int device, uint64_t bytes, void** memory) {
+  if (const int error = CalledOn(device, "AllocatePinned")) return Told(error);
   *memory = memory_.Allocate(FakeMemory::Kind::kPinned, bytes);
   return Told(*memory == nullptr ? gpu::kOutOfMemory : 0);
 }
 
-CallStatus FakeRuntime::FreeUnused(const std::string& call, FakeMemory::Kind kind, void* memory) {
+CallStatus FakeRuntime::FreeUnused(int device, const std::string& call, FakeMemory::Kind kind, void* memory) {
   // A call that fails frees nothing, but whoever made it has forgotten the memory: only then may it stay.
-  if (const int error = Called(call)) return Told(error);
+  if (const int error = CalledOn(device, call)) return Told(error);
   {
     std::unique_lock<std::mutex> lock(mutex_);
     const auto begin = reinterpret_cast<uintptr_t>(memory);
@@ -155,39 +186,43 @@ CallStatus FakeRuntime::FreeUnused(const std::string& call, FakeMemory::Kind kin
   return CallStatus{};
 }
 
-CallStatus FakeRuntime::Free(int, void* memory) { return FreeUnused("Free", FakeMemory::Kind::kDevice, memory); }
-CallStatus FakeRuntime::FreePinned(void* memory) {
-  return FreeUnused("FreePinned", FakeMemory::Kind::kPinned, memory);
+CallStatus FakeRuntime::Free(int device, void* memory) {
+  return FreeUnused(device, "Free", FakeMemory::Kind::kDevice, memory);
 }
-CallStatus FakeRuntime::CloseMemory(int, void* memory) {
-  return FreeUnused("CloseMemory", FakeMemory::Kind::kDevice, memory);
+CallStatus FakeRuntime::FreePinned(int device, void* memory) {
+  return FreeUnused(device, "FreePinned", FakeMemory::Kind::kPinned, memory);
 }
-CallStatus FakeRuntime::Unpin(void* memory) { return FreeUnused("Unpin", FakeMemory::Kind::kPinned, memory); }
-CallStatus FakeRuntime::DestroyEvent(int, gpu::Event event) {
-  return FreeUnused("DestroyEvent", FakeMemory::Kind::kPinned, event);
+CallStatus FakeRuntime::CloseMemory(int device, void* memory) {
+  return FreeUnused(device, "CloseMemory", FakeMemory::Kind::kDevice, memory);
+}
+CallStatus FakeRuntime::Unpin(int device, void* memory) {
+  return FreeUnused(device, "Unpin", FakeMemory::Kind::kPinned, memory);
+}
+CallStatus FakeRuntime::DestroyEvent(int device, gpu::Event event) {
+  return FreeUnused(device, "DestroyEvent", FakeMemory::Kind::kPinned, event);
 }
 
-CallStatus FakeRuntime::Pin(void* memory, uint64_t bytes) {
-  if (const int error = Called("Pin")) return Told(error);
+CallStatus FakeRuntime::Pin(int device, void* memory, uint64_t bytes) {
+  if (const int error = CalledOn(device, "Pin")) return Told(error);
   memory_.Adopt(memory, bytes);
   return CallStatus{};
 }
 
 CallStatus FakeRuntime::OpenMemory(int device, const uint8_t* handle, void** memory, uint64_t* bytes) {
-  if (const int error = Called("OpenMemory")) return Told(error);
+  if (const int error = CalledOn(device, "OpenMemory")) return Told(error);
   *memory = memory_.Open(handle, "fakemem", device, bytes);
   return Told(*memory == nullptr ? gpu::kInvalidHandle : 0);
 }
 
 CallStatus FakeRuntime::OpenEvent(int device, const uint8_t* handle, gpu::Event* event) {
-  if (const int error = Called("OpenEvent")) return Told(error);
+  if (const int error = CalledOn(device, "OpenEvent")) return Told(error);
   uint64_t bytes = 0;
   *event = reinterpret_cast<gpu::Event>(memory_.Open(handle, "fakeevt", device, &bytes));
   return Told(*event == nullptr ? gpu::kInvalidHandle : 0);
 }
 
 CallStatus FakeRuntime::CreateStream(int device, DeviceStream* stream) {
-  if (const int error = Called("CreateStream")) return Told(error);
+  if (const int error = CalledOn(device, "CreateStream")) return Told(error);
   std::lock_guard<std::mutex> lock(mutex_);
   streams_.push_back(std::make_unique<FakeStream>());
   streams_.back()->device = device;
@@ -235,8 +270,8 @@ CallStatus FakeRuntime::Queue(const std::string& call, DeviceStream stream,
   return CallStatus{};
 }
 
-CallStatus FakeRuntime::Query(int, gpu::Event event) {
-  if (const int error = Called("Query")) return Told(error);
+CallStatus FakeRuntime::Query(int device, gpu::Event event) {
+  if (const int error = CalledOn(device, "Query")) return Told(error);
   return Told(__atomic_load_n(reinterpret_cast<const uint32_t*>(event), __ATOMIC_ACQUIRE) != 0 ? 0 : gpu::kNotReady);
 }
 
@@ -307,14 +342,21 @@ LaunchStatus FakeRuntime::DecodeBatch(const gpu::DecodeJob* jobs, uint32_t count
                 [this, all = std::move(all), workspace] { RunOnShim(all, workspace, memory_.Ranges()); });
 }
 
-LaunchStatus FakeRuntime::Scan(const gpu::ScanJob& job, DeviceStream stream) {
-  return Launch("Scan", stream, CheckJob(job), {job.plane.base, job.plane.runs, job.scans},
-                [this, job] { RunOnShim(job, memory_.Ranges()); });
+LaunchStatus FakeRuntime::ScanBatch(const gpu::ScanJob* jobs, uint32_t count, DeviceStream stream) {
+  std::vector<gpu::ScanJob> all(jobs, jobs + count);
+  std::vector<const void*> uses;
+  for (const gpu::ScanJob& job : all) uses.insert(uses.end(), {job.plane.base, job.plane.runs, job.scans});
+  const char* const wrong = CheckJobs(all);
+  return Launch("Scan", stream, wrong, std::move(uses), [this, all = std::move(all)] { RunOnShim(all, memory_.Ranges()); });
 }
 
-LaunchStatus FakeRuntime::Spread(const gpu::SpreadJob& job, DeviceStream stream) {
-  return Launch("Spread", stream, CheckJob(job), {job.plane.base, job.plane.runs, job.spreads},
-                [this, job] { RunOnShim(job, memory_.Ranges()); });
+LaunchStatus FakeRuntime::SpreadBatch(const gpu::SpreadJob* jobs, uint32_t count, DeviceStream stream) {
+  std::vector<gpu::SpreadJob> all(jobs, jobs + count);
+  std::vector<const void*> uses;
+  for (const gpu::SpreadJob& job : all) uses.insert(uses.end(), {job.plane.base, job.plane.runs, job.spreads});
+  const char* const wrong = CheckJobs(all);
+  return Launch("Spread", stream, wrong, std::move(uses),
+                [this, all = std::move(all)] { RunOnShim(all, memory_.Ranges()); });
 }
 
 LaunchStatus FakeRuntime::Attend(const gpu::AttendJob& job, void* workspace, size_t workspace_bytes,

@@ -12,7 +12,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,6 +28,7 @@ struct FakeOptions {
   int devices = 1;
   uint32_t seed = 1;
   uint64_t device_bytes = uint64_t{1} << 30;
+  std::optional<uint64_t> context_bytes = uint64_t{300} << 20;  // of each device; none: it cannot be known
 };
 
 class FakeRuntime final : public gpu::Runtime {
@@ -44,26 +47,32 @@ class FakeRuntime final : public gpu::Runtime {
   void ForgetFailures();
   // A new context after an error that ended everything, as a new process would have it.
   void Revive();
+  // Every call fails with it until then.
+  bool failed() const;
   // What is queued never runs.
   void DropQueues();
 
-  // What no device would forgive: "copy from memory that is not pinned", "freed while ...".
+  // What no device would forgive: "copy from memory that is not pinned", "freed while ..."; and a call that makes a
+  // context, whose cost then nobody knows.
   std::vector<std::string> violations() const;
   // Calls so far, by name.
   std::map<std::string, int> calls() const;
   // How often the device turned from one stream to another that was not yet empty.
   uint64_t turns() const;
+  // Devices that have a context.
+  std::set<int> contexts() const;
   FakeMemory& memory() { return memory_; }
 
   gpu::CallStatus CountDevices(int* devices) override;
   gpu::CallStatus Describe(int device, gpu::DeviceProperties* properties) override;
   gpu::CallStatus FreeBytes(int device, uint64_t* free_bytes) override;
+  gpu::CallStatus MakeContext(int device, gpu::ContextCost* cost) override;
   gpu::CallStatus Allocate(int device, uint64_t bytes, void** memory) override;
   gpu::CallStatus Free(int device, void* memory) override;
-  gpu::CallStatus AllocatePinned(uint64_t bytes, void** memory) override;
-  gpu::CallStatus FreePinned(void* memory) override;
-  gpu::CallStatus Pin(void* memory, uint64_t bytes) override;
-  gpu::CallStatus Unpin(void* memory) override;
+  gpu::CallStatus AllocatePinned(int device, uint64_t bytes, void** memory) override;
+  gpu::CallStatus FreePinned(int device, void* memory) override;
+  gpu::CallStatus Pin(int device, void* memory, uint64_t bytes) override;
+  gpu::CallStatus Unpin(int device, void* memory) override;
   gpu::CallStatus OpenMemory(int device, const uint8_t* handle, void** memory, uint64_t* bytes) override;
   gpu::CallStatus CloseMemory(int device, void* memory) override;
   gpu::CallStatus CreateStream(int device, gpu::DeviceStream* stream) override;
@@ -81,8 +90,8 @@ class FakeRuntime final : public gpu::Runtime {
                                 gpu::DeviceStream stream) override;
   gpu::LaunchStatus DecodeBatch(const gpu::DecodeJob* jobs, uint32_t count, void* workspace, size_t workspace_bytes,
                                 gpu::DeviceStream stream) override;
-  gpu::LaunchStatus Scan(const gpu::ScanJob& job, gpu::DeviceStream stream) override;
-  gpu::LaunchStatus Spread(const gpu::SpreadJob& job, gpu::DeviceStream stream) override;
+  gpu::LaunchStatus ScanBatch(const gpu::ScanJob* jobs, uint32_t count, gpu::DeviceStream stream) override;
+  gpu::LaunchStatus SpreadBatch(const gpu::SpreadJob* jobs, uint32_t count, gpu::DeviceStream stream) override;
   gpu::LaunchStatus Attend(const gpu::AttendJob& job, void* workspace, size_t workspace_bytes,
                            gpu::DeviceStream stream) override;
   gpu::LaunchStatus ZeroTokens(const gpu::ZeroJob& job, gpu::DeviceStream stream) override;
@@ -107,12 +116,14 @@ class FakeRuntime final : public gpu::Runtime {
 
   // Counts the call; the error it must end with. `late`: what it must come to when it runs.
   int Called(const std::string& call, int* late = nullptr);
+  // The same of a call that works on a device, which makes a context there.
+  int CalledOn(int device, const std::string& call, int* late = nullptr);
   gpu::CallStatus Told(int error) const;
   gpu::CallStatus Queue(const std::string& call, gpu::DeviceStream stream, std::vector<std::pair<const void*, uint64_t>> uses,
                         std::function<void()> run);
   gpu::LaunchStatus Launch(const std::string& call, gpu::DeviceStream stream, const char* wrong,
                            std::vector<const void*> uses, std::function<void()> run);
-  gpu::CallStatus FreeUnused(const std::string& call, FakeMemory::Kind kind, void* memory);
+  gpu::CallStatus FreeUnused(int device, const std::string& call, FakeMemory::Kind kind, void* memory);
   void Violate(const std::string& what);
   void Run();
   FakeStream* Pick();
@@ -127,6 +138,7 @@ class FakeRuntime final : public gpu::Runtime {
   std::map<std::string, std::deque<Failure>> failures_;
   std::map<std::string, int> calls_;
   std::vector<std::string> violations_;
+  std::set<int> contexts_;
   std::mt19937 rng_;
   FakeStream* last_ = nullptr;
   uint64_t turns_ = 0;

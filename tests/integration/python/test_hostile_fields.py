@@ -63,6 +63,7 @@ FREE = {
     "receipt.first_layer_ready_seconds": "for the report",
     "receipt.span_seconds": "for estimates about this peer",
     "receipt.busy_seconds": "for estimates about this peer",
+    "receipt.decoded_on_gpu": "for estimates about this peer",
     "open.stream": "a name; bounded",
 }
 CASES = [(place, path) for place, kinds in SAYS.items() for path in all_paths() if path[0] in kinds]

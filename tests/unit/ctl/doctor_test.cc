@@ -300,21 +300,21 @@ TEST(Doctor, Gpus) {
   HostFacts host = GoodHost();
   host.gpus = {{"/dev/nvidia0", true}};
   DaemonFacts daemon = GoodDaemon();
-  EXPECT_EQ(Bad(All(host, daemon)), Words{"warning gpu"}) << "the daemon has no cuda backend";
-  daemon.status.add_backends_supported("cuda");
+  daemon.status.set_no_device_reason("this program was built without CUDA");
+  EXPECT_EQ(Bad(All(host, daemon)), Words{"warning gpu"});
+  daemon.status.clear_no_device_reason();
+  daemon.status.add_devices()->set_uuid("GPU-1");
+  EXPECT_EQ(Bad(All(host, daemon)), Words{"warning locked-memory"});
+  host.locked_bytes_limit = kUnlimited;
   EXPECT_EQ(Bad(All(host, daemon)), Words{});
   host.first_process = "spectrumkvd";
   EXPECT_EQ(Bad(All(host, daemon)), Words{"warning gpu-ipc"});
   host.first_process = "";
   EXPECT_EQ(Bad(All(host, daemon)), Words{"unknown gpu-ipc"});
   host = GoodHost();
+  host.locked_bytes_limit = kUnlimited;
   host.gpus = {{"/dev/nvidia0", true}, {"/dev/nvidia1", false}};
   EXPECT_EQ(Bad(All(host, daemon)), Words{"problem gpu"});
-  host = GoodHost();
-  daemon.status.set_backend("cuda");
-  EXPECT_EQ(Bad(All(host, daemon)), Words{"warning locked-memory"});
-  host.locked_bytes_limit = kUnlimited;
-  EXPECT_EQ(Bad(All(host, daemon)), Words{});
 }
 
 TEST(Doctor, TheDaemonItself) {

@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <map>
+#include <optional>
+#include <set>
 
 #include "server/base/status.h"
 #include "server/memory/device_events.h"
@@ -56,7 +59,8 @@ TEST_F(DeviceTest, WithoutADeviceEveryCauseHasItsName) {
   const std::map<int, std::string> causes = {
       {gpu::kWithoutCuda, "CUDA_NOT_AVAILABLE"}, {gpu::kInsufficientDriver, "NO_DRIVER"},
       {gpu::kNoDevice, "NO_DEVICE"},             {gpu::kDriverMismatch, "DRIVER_TOO_OLD"},
-      {gpu::kDevicesUnavailable, "DEVICE_BUSY"}, {gpu::kSystemNotReady, "DEVICE_BUSY"},
+      {gpu::kDriverTooOld, "DRIVER_TOO_OLD"},    {gpu::kDevicesUnavailable, "DEVICE_BUSY"},
+      {gpu::kSystemNotReady, "DEVICE_BUSY"},
       {gpu::kUnknownError, "DEVICE_ERROR"}};
   for (const auto& [error, reason] : causes) {
     runtime_.Fail("CountDevices", error);
@@ -82,6 +86,48 @@ TEST_F(DeviceTest, OwnedMemoryIsZeroedAndCounted) {
   memory->reset();
   EXPECT_EQ(device().use().owned_bytes, 0u);
   EXPECT_EQ(ReasonOf(device().Allocate(uint64_t{1} << 40).status()), "OUT_OF_DEVICE_MEMORY");
+}
+
+// Whichever call is the first that works on a device makes its context, once, and no call makes another's.
+TEST_F(DeviceTest, AContextIsMadeOnFirstUseAndItsCostIsKnown) {
+  constexpr uint64_t kCost = uint64_t{300} << 20;
+  FakeExport memory = FakeExport::Memory(1, 4096), event = FakeExport::Event(1);
+  std::vector<uint8_t> staging(8192);
+  const std::vector<std::function<absl::Status(Device&)>> first_uses = {
+      [](Device& d) { return d.Allocate(4096).status(); }, [](Device& d) { return d.TakeLane().status(); },
+      [&](Device& d) { return d.Import(memory.handle(), 0, 4096).status(); },
+      [&](Device& d) { return DeviceEvents(&d).Add(event.handle()); }};
+  for (const auto& use_first : first_uses) {
+    FakeRuntime runtime(FakeOptions{2, 1});
+    {
+      const auto devices = Devices::Find(&runtime, {});
+      devices->PinWhenUsed(staging.data(), staging.size());
+      Device& used = *devices->all()[1];
+      EXPECT_EQ(used.use().context_bytes, 0u);
+      EXPECT_TRUE(runtime.contexts().empty());
+      runtime.Fail("MakeContext", gpu::kOutOfMemory);
+      EXPECT_EQ(ReasonOf(use_first(used)), "OUT_OF_DEVICE_MEMORY");
+      EXPECT_EQ(used.use().context_bytes, 0u);
+      EXPECT_TRUE(use_first(used).ok()) << "the next call tries again";
+      EXPECT_EQ(used.use().context_bytes, kCost);
+      for (const auto& use : first_uses) EXPECT_TRUE(use(used).ok());
+      EXPECT_EQ(used.use().context_bytes, kCost);
+      EXPECT_EQ(devices->all()[0]->use().context_bytes, 0u);
+    }
+    EXPECT_EQ(runtime.calls()["MakeContext"], 2);
+    EXPECT_EQ(runtime.contexts(), std::set<int>{1}) << "closing all of it made none either";
+    EXPECT_TRUE(runtime.violations().empty()) << runtime.violations().front();
+  }
+}
+
+TEST_F(DeviceTest, AContextWhoseCostNobodyTellsIsNotFree) {
+  FakeOptions options;
+  options.context_bytes.reset();
+  FakeRuntime runtime(options);
+  const auto devices = Devices::Find(&runtime, {});
+  EXPECT_EQ(devices->all()[0]->use().context_bytes, 0u);
+  ASSERT_TRUE(devices->all()[0]->TakeLane().ok());
+  EXPECT_EQ(devices->all()[0]->use().context_bytes, std::nullopt);
 }
 
 TEST_F(DeviceTest, AnAllocationIsOpenedOnceAndClosedWithItsLastPart) {
@@ -152,8 +198,9 @@ TEST_F(DeviceTest, EveryErrorOfTheRuntimeHasItsReason) {
       {gpu::kTooManyPeers, other},         {gpu::kHardwareStack, failed},               {gpu::kIllegalInstruction, failed},
       {gpu::kMisalignedAddress, failed},   {gpu::kLaunchFailure, failed},               {gpu::kNotPermitted, other},
       {gpu::kNotSupported, other},         {gpu::kSystemNotReady, "DEVICE_BUSY"},       {gpu::kDriverMismatch, "DRIVER_TOO_OLD"},
-      {gpu::kUnknownError, other},         {gpu::kWithoutCuda, "CUDA_NOT_AVAILABLE"},   {710, failed},
-      {717, failed},                       {718, failed}};
+      {gpu::kUnknownError, other},         {gpu::kWithoutCuda, "CUDA_NOT_AVAILABLE"},   {gpu::kDriverTooOld, "DRIVER_TOO_OLD"},
+      {220, failed}, {226, failed}, {710, failed}, {717, failed}, {718, failed}, {721, failed}, {810, failed}, {911, failed},
+      {1, other},    {304, other},  {701, other},  {999, other}};
   for (const auto& [error, reason] : reasons) {
     for (const bool late : {false, true}) {
       devices_ = Devices::Find(&runtime_, {});
@@ -221,7 +268,11 @@ TEST_F(DeviceTest, StagingThatCannotBePinnedIsCopiedOnceMoreOrRefused) {
       }
       if (!allowed) {
         EXPECT_EQ(ReasonOf(lane.status()), "HOST_FALLBACK_FORBIDDEN");
+        EXPECT_EQ(ReasonOf(devices->all()[0]->Allocate(64).status()), "HOST_FALLBACK_FORBIDDEN");
       }
+      FakeExport worker = FakeExport::Memory(0, 4096);
+      EXPECT_EQ(ReasonOf(devices->all()[0]->Import(worker.handle(), 0, 4096).status()),
+                allowed ? "" : "HOST_FALLBACK_FORBIDDEN");
     }
   }
   const auto devices = Devices::Find(&runtime_, {});
@@ -245,6 +296,15 @@ TEST_F(DeviceTest, TheFakeDeviceRunsNothingBeforeSomebodyWaits) {
   std::memset(memory.host(part), 2, 64);  // too early: the copy has not run
   ASSERT_TRUE(lane->Finish().ok());
   EXPECT_EQ(memory.host(part)[0], 2) << "the device copied what was there when it ran";
+}
+
+TEST_F(DeviceTest, TheFakeDeviceFindsOutWhoMakesAContextUnasked) {
+  violates_ = true;
+  void* pinned = nullptr;
+  ASSERT_TRUE(runtime_.AllocatePinned(1, 64, &pinned).ok());
+  ASSERT_EQ(runtime_.violations().size(), 1u);
+  EXPECT_EQ(runtime_.violations()[0], "AllocatePinned makes a context on device 1");
+  ASSERT_TRUE(runtime_.FreePinned(1, pinned).ok());
 }
 
 TEST_F(DeviceTest, TheFakeDeviceFindsOutWhoFreesWhatIsInUse) {

@@ -187,6 +187,8 @@ TEST(MetricsTest, Gauges) {
             (Series{{"spectrumkv_pool_blocks{state=\"sending\"}", 4}}));
   EXPECT_EQ(Effect([](Metrics& m) { m.SetStagingBytes(MetricStaging::kReceiveFree, 8); }),
             (Series{{"spectrumkv_staging_bytes{state=\"receive_free\"}", 8}}));
+  EXPECT_EQ(Effect([](Metrics& m) { m.SetDeviceBytes(MetricDevice::kContext, 9); }),
+            (Series{{"spectrumkv_device_bytes{use=\"context\"}", 9}}));
   EXPECT_EQ(Effect([](Metrics& m) {
               m.SetCertificateExpiry(1e9);
               m.SetDraining(true);

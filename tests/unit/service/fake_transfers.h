@@ -71,7 +71,8 @@ class FakeTransfers final : public TransferManager {
   void SetPeerPort(uint32_t) override {}
   std::vector<TransferReport> List(uint32_t, bool) override { return {}; }
   std::vector<PeerStatus> ListPeers() override { return {}; }
-  Measured MeasuredOf(const std::string&) override { return {}; }
+  Measured MeasuredOf(const std::string&, CodedBy) override { return {}; }
+  StageRates StagesOf(CodedBy) override { return {}; }
   uint32_t active() const override {
     std::lock_guard<std::mutex> lock(mutex_);
     return active_;

@@ -112,12 +112,13 @@ TEST(FrameCodec, TheOtherFramesKeepEveryField) {
   EXPECT_EQ(cancel.reason, "R");
   EXPECT_EQ(cancel.message, "m");
   const auto receipt =
-      std::get<ReceiptFrame>(RoundTrip(ReceiptFrame{TransferState::kCommitted, 0, "", "", 60, 1, 0.25, 0.5, 0.125}));
+      std::get<ReceiptFrame>(RoundTrip(ReceiptFrame{TransferState::kCommitted, 0, "", "", 60, 1, 0.25, 0.5, 0.125, true}));
   EXPECT_EQ(receipt.state, TransferState::kCommitted);
   EXPECT_EQ(receipt.chunks_received, 60u);
   EXPECT_EQ(receipt.chunks_duplicate, 1u);
   EXPECT_EQ(receipt.first_layer_ready_seconds, 0.25);
   EXPECT_EQ(receipt.span_seconds, 0.5);
+  EXPECT_TRUE(receipt.decoded_on_gpu);
   EXPECT_EQ(receipt.busy_seconds, 0.125);
 }
 

@@ -2,6 +2,7 @@
 // and in a seeded order, and whose kernels are the real ones on the shim.
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "server/scan/attention.h"
 #include "tests/cuda/fake/fake_runtime.h"
@@ -178,6 +179,62 @@ TEST_F(DeviceEngineTest, SmallChunksShareLaunches) {
   EXPECT_EQ(report.chunks, 24u);
   EXPECT_LE(sender.at("Encode"), 12) << "the first 16 credits alone make two full batches";
   EXPECT_LE(receiver.at("Decode"), 24);
+}
+
+// What is read before the plan, and what is read back of coded chunks, several chunks in one launch as well.
+TEST_F(DeviceEngineTest, SmallChunksAreScannedAndReadBackTogether) {
+  Build(1, /*sampled=*/1, /*slots=*/32);
+  source_layout_.layers = target_layout_.layers = 24;
+  Prepare(Where::kDevice, Where::kHost);
+  Policy policy;  // scans and samples
+  policy.budget = 0.4;
+  policy.allocator = Allocator::kOptimal;
+  policy.importance = ImportanceSource::kKeyNorm;
+  const auto before = runtime_a_->calls();
+  const TransferReport report = Run("t", policy);
+  ASSERT_EQ(report.state, TransferState::kCommitted) << report.error;
+  EXPECT_EQ(report.chunks, 24u);
+  const auto calls = [&, after = runtime_a_->calls()](const std::string& call) {
+    return after.at(call) - (before.count(call) == 0 ? 0 : before.at(call));
+  };
+  std::printf("24 chunks: %d launches to scan, %d to sample; %d to encode and to encode what was sampled, %d to read it back\n",
+              calls("Scan"), calls("Spread"), calls("Encode"), calls("Decode"));
+  EXPECT_EQ(calls("Scan"), 3) << "16 planes each";
+  EXPECT_EQ(calls("Spread"), 3);
+  EXPECT_EQ(calls("Encode"), 2 * calls("Decode")) << "each batch is read back by one launch of each";
+  EXPECT_LE(calls("Decode"), 12);
+  // K and V of 24 chunks, one observation for each tier in them: as many as the same source in host memory gives.
+  const double on_device = Reconstruction().second;
+  Prepare(Where::kHost, Where::kHost);
+  ASSERT_EQ(Run("h", policy).state, TransferState::kCommitted);
+  EXPECT_EQ(Reconstruction().second, 2 * on_device);
+}
+
+// What a GPU does is no figure of the CPU's, at either side.
+TEST_F(DeviceEngineTest, RatesOfAGpuAreItsOwn) {
+  Build(1, /*sampled=*/0, /*slots=*/32);
+  source_layout_.layers = target_layout_.layers = 24;
+  const auto raw = static_cast<size_t>(TierFamily::kRaw);
+  const auto known = [&](Engine& engine, CodedBy by) {
+    const StageRates rates = engine.manager().StagesOf(by);
+    return std::pair(rates.encode[raw].has_value(), rates.own_decode[raw].has_value());
+  };
+  int number = 0;
+  for (const auto& [where, by, other] : {std::tuple(Where::kDevice, CodedBy::kGpu, CodedBy::kCpu),
+                                         std::tuple(Where::kHost, CodedBy::kCpu, CodedBy::kGpu)}) {
+    EXPECT_EQ(known(*a_, by), std::pair(false, false));
+    EXPECT_EQ(known(*b_, by), std::pair(false, false));
+    const auto before = a_->manager().StagesOf(other).encode[raw];
+    const auto peer_before = a_->manager().MeasuredOf("b", by).peer_decode[raw];
+    for (int i = 0; i < 2; ++i) {  // no rate is known before 1 MiB
+      Prepare(where, where);
+      ASSERT_EQ(Run("t" + std::to_string(++number), Raw()).state, TransferState::kCommitted);
+    }
+    EXPECT_EQ(known(*a_, by), std::pair(true, false));
+    EXPECT_EQ(known(*b_, by), std::pair(false, true));
+    EXPECT_EQ(a_->manager().StagesOf(other).encode[raw], before) << "of the other nothing was learnt";
+    EXPECT_NE(a_->manager().MeasuredOf("b", by).peer_decode[raw], peer_before);
+  }
 }
 
 // Some order of streams that run beside each other: no result depends on it.

@@ -66,8 +66,8 @@ TEST_F(EngineLimit, AFailedTransferSaysWhatItWaitedForAndTeachesNothing) {
   EXPECT_TRUE(report.state == TransferState::kExpired || report.state == TransferState::kFailed) << report.error;
   EXPECT_EQ(report.limited_by, Limit::kPeer);
   EXPECT_FALSE(report.measured_link.has_value());
-  EXPECT_FALSE(a_->manager().MeasuredOf("b").link.has_value());
-  EXPECT_FALSE(a_->manager().MeasuredOf("b").setup_seconds.has_value());
+  EXPECT_FALSE(a_->manager().MeasuredOf("b", CodedBy::kCpu).link.has_value());
+  EXPECT_FALSE(a_->manager().MeasuredOf("b", CodedBy::kCpu).setup_seconds.has_value());
 }
 
 TEST_F(EngineLimit, SmallTransfersTeachNoRateAndAnAutomaticBudgetStaysTheDefault) {
@@ -84,8 +84,8 @@ TEST_F(EngineLimit, SmallTransfersTeachNoRateAndAnAutomaticBudgetStaysTheDefault
   EXPECT_EQ(ends.sent.budget, 0.45);
   EXPECT_LE(ends.sent.wire_bytes, static_cast<uint64_t>(0.45 * static_cast<double>(ends.sent.kv_bytes)));
   EXPECT_FALSE(ends.received.choice.has_value());
-  EXPECT_FALSE(a_->manager().MeasuredOf("b").link.has_value()) << "some 50 KB";
-  EXPECT_TRUE(a_->manager().MeasuredOf("b").setup_seconds.has_value());
+  EXPECT_FALSE(a_->manager().MeasuredOf("b", CodedBy::kCpu).link.has_value()) << "some 50 KB";
+  EXPECT_TRUE(a_->manager().MeasuredOf("b", CodedBy::kCpu).setup_seconds.has_value());
   const std::vector<PeerStatus> peers = a_->manager().ListPeers();
   ASSERT_EQ(peers.size(), 1u);
   EXPECT_TRUE(peers[0].measured.setup_seconds.has_value());

@@ -103,27 +103,27 @@ SentSample Sample(Limit limit, double mib, double wall, double network) {
 
 TEST(RateBook, ALinkThatHeldATransferUpIsMeasured) {
   RateBook book(2, 0);
-  EXPECT_FALSE(book.Of("p:1", 0).link.has_value());
+  EXPECT_FALSE(book.Of("p:1", CodedBy::kCpu, 0).link.has_value());
   const auto seen = book.LearnSent(Sample(Limit::kLink, 16, 0.16, 0.1), 0);
   ASSERT_TRUE(seen.has_value());
   EXPECT_NEAR(*seen, 100 * kMiB, 1);
-  EXPECT_NEAR(*book.Of("p:1", 0).link, 100 * kMiB, 1);
-  EXPECT_FALSE(book.Of("q:1", 0).link.has_value()) << "another peer's";
+  EXPECT_NEAR(*book.Of("p:1", CodedBy::kCpu, 0).link, 100 * kMiB, 1);
+  EXPECT_FALSE(book.Of("q:1", CodedBy::kCpu, 0).link.has_value()) << "another peer's";
 }
 
 TEST(RateBook, ATransferThatSomethingElseHeldUpGivesAGuessUntilTheLinkIsMeasured) {
   RateBook book(2, 0);
   // 16 MiB in 1.6 s, but the network had chunks for 0.016 s of it only.
   book.LearnSent(Sample(Limit::kEncode, 16, 1.6, 0.016), 0);
-  EXPECT_NEAR(*book.Of("p:1", 0).link, 1000 * kMiB, 1) << "optimistic: trying it corrects it";
+  EXPECT_NEAR(*book.Of("p:1", CodedBy::kCpu, 0).link, 1000 * kMiB, 1) << "optimistic: trying it corrects it";
   book.LearnSent(Sample(Limit::kLink, 16, 0.16, 0.16), kSecond);
-  EXPECT_NEAR(*book.Of("p:1", kSecond).link, 100 * kMiB, 1) << "a measurement throws the guess away";
+  EXPECT_NEAR(*book.Of("p:1", CodedBy::kCpu, kSecond).link, 100 * kMiB, 1) << "a measurement throws the guess away";
   book.LearnSent(Sample(Limit::kEncode, 16, 1.6, 0.016), 2 * kSecond);
-  EXPECT_NEAR(*book.Of("p:1", 2 * kSecond).link, 100 * kMiB, 1) << "a guess does not undo a measurement";
+  EXPECT_NEAR(*book.Of("p:1", CodedBy::kCpu, 2 * kSecond).link, 100 * kMiB, 1) << "a guess does not undo a measurement";
   book.LearnSent(Sample(Limit::kEncode, 16, 0.08, 0.016), 3 * kSecond);
-  EXPECT_GT(*book.Of("p:1", 3 * kSecond).link, 120 * kMiB) << "but what was moved was moved";
+  EXPECT_GT(*book.Of("p:1", CodedBy::kCpu, 3 * kSecond).link, 120 * kMiB) << "but what was moved was moved";
   book.LearnSent(Sample(Limit::kEncode, 16, 1.6, 0.016), 1000 * kSecond);
-  EXPECT_NEAR(*book.Of("p:1", 1000 * kSecond).link, 1000 * kMiB, 1) << "old measurements give way";
+  EXPECT_NEAR(*book.Of("p:1", CodedBy::kCpu, 1000 * kSecond).link, 1000 * kMiB, 1) << "old measurements give way";
 }
 
 TEST(RateBook, SmallTransfersSayNothingOfTheLink) {
@@ -131,18 +131,18 @@ TEST(RateBook, SmallTransfersSayNothingOfTheLink) {
   for (int i = 0; i < 1000; ++i) {
     EXPECT_FALSE(book.LearnSent(Sample(Limit::kLink, 0.2, 0.003, 0.001), 0).has_value());
   }
-  EXPECT_FALSE(book.Of("p:1", 0).link.has_value());
+  EXPECT_FALSE(book.Of("p:1", CodedBy::kCpu, 0).link.has_value());
 }
 
 TEST(RateBook, WithoutAPeerTheSlowestLinkCounts) {
   RateBook book(2, 0);
-  EXPECT_FALSE(book.Of("", 0).link.has_value());
+  EXPECT_FALSE(book.Of("", CodedBy::kCpu, 0).link.has_value());
   SentSample sample = Sample(Limit::kLink, 16, 0.16, 0.1);
   book.LearnSent(sample, 0);
   sample.peer = "slow:1";
   sample.wall_seconds = 1.6;
   book.LearnSent(sample, 0);
-  EXPECT_NEAR(*book.Of("", 0).link, 10 * kMiB, 1);
+  EXPECT_NEAR(*book.Of("", CodedBy::kCpu, 0).link, 10 * kMiB, 1);
 }
 
 TEST(RateBook, RemembersABoundedNumberOfPeers) {
@@ -152,10 +152,10 @@ TEST(RateBook, RemembersABoundedNumberOfPeers) {
     sample.peer = "peer:" + std::to_string(i);
     book.LearnSent(sample, static_cast<int64_t>(i));
   }
-  EXPECT_FALSE(book.Of("peer:0", 0).link.has_value()) << "not heard of for longest";
-  EXPECT_FALSE(book.Of("peer:9", 0).link.has_value());
-  EXPECT_TRUE(book.Of("peer:10", 0).link.has_value());
-  EXPECT_TRUE(book.Of("peer:" + std::to_string(RateBook::kMaxPeers + 9), 0).link.has_value());
+  EXPECT_FALSE(book.Of("peer:0", CodedBy::kCpu, 0).link.has_value()) << "not heard of for longest";
+  EXPECT_FALSE(book.Of("peer:9", CodedBy::kCpu, 0).link.has_value());
+  EXPECT_TRUE(book.Of("peer:10", CodedBy::kCpu, 0).link.has_value());
+  EXPECT_TRUE(book.Of("peer:" + std::to_string(RateBook::kMaxPeers + 9), CodedBy::kCpu, 0).link.has_value());
 }
 
 TEST(RateBook, SetupIsTheQuickestOfTheRecentOnes) {
@@ -164,12 +164,47 @@ TEST(RateBook, SetupIsTheQuickestOfTheRecentOnes) {
   const auto learn = [&](double seconds) {
     sample.setup_seconds = seconds;
     book.LearnSent(sample, 0);
-    return book.Of("p:1", 0).setup_seconds;
+    return book.Of("p:1", CodedBy::kCpu, 0).setup_seconds;
   };
   EXPECT_FALSE(learn(0.6).has_value()) << "a wait for the peer's worker";
   EXPECT_NEAR(*learn(0.1), 0.1, 1e-9);
   EXPECT_NEAR(*learn(0.003), 0.003, 1e-9);
   EXPECT_NEAR(*learn(0.1), 0.00375, 1e-9) << "grows slowly";
+}
+
+// A GPU and the CPU go at paces of their own, here and at the peer.
+TEST(RateBook, AGpuHasAFigureOfItsOwn) {
+  RateBook book(2, 0);
+  const auto plain = static_cast<size_t>(TierFamily::kPlain), rotated = static_cast<size_t>(TierFamily::kRotated);
+  const auto learn = [&](CodedBy by, size_t family, double seconds) {
+    SentSample sample = Sample(Limit::kLink, 16, 0.16, 0.16);
+    sample.by = sample.decoded_by = by;
+    sample.kv_bytes = {};
+    sample.kv_bytes[family] = 16 * kMiB;
+    sample.encode_seconds = sample.decode_seconds = sample.scan_seconds = seconds;
+    sample.sample_seconds = sample.attend_seconds = seconds;
+    sample.attended_bytes = 16 * kMiB;
+    book.LearnSent(sample, 0);
+    book.LearnDecoded(by, sample.kv_bytes, seconds, 0);
+  };
+  learn(CodedBy::kCpu, plain, 0.016);
+  learn(CodedBy::kCpu, rotated, 0.016);
+  EXPECT_FALSE(book.StagesOf(CodedBy::kGpu).encode[plain].has_value());
+  EXPECT_NEAR(*book.Of("p:1", CodedBy::kGpu, 0).encode[plain], 1000 * kMiB, 1) << "as the CPU until it is measured";
+  learn(CodedBy::kGpu, plain, 0.00016);
+  const Measured cpu = book.Of("p:1", CodedBy::kCpu, 0), gpu = book.Of("p:1", CodedBy::kGpu, 0);
+  for (const auto& [rates, expected] : {std::pair(&cpu, 1000.0), std::pair(&gpu, 100000.0)}) {
+    EXPECT_NEAR(*rates->encode[plain] / kMiB, expected, 1e-6 * expected);
+    EXPECT_NEAR(*rates->own_decode[plain] / kMiB, expected, 1e-6 * expected);
+    EXPECT_NEAR(*rates->scan / kMiB, expected, 1e-6 * expected);
+    EXPECT_NEAR(*rates->sample / kMiB, expected, 1e-6 * expected);
+    EXPECT_NEAR(*rates->attend / kMiB, expected, 1e-6 * expected);
+    EXPECT_NEAR(*rates->encode[rotated] / kMiB, 1000, 1e-3) << "only the CPU was seen at these";
+    EXPECT_NEAR(*rates->peer_decode[plain] / kMiB, 100000, 0.1) << "as the peer decoded last";
+  }
+  EXPECT_FALSE(book.StagesOf(CodedBy::kGpu).encode[rotated].has_value());
+  learn(CodedBy::kCpu, plain, 0.016);
+  EXPECT_NEAR(*book.Of("p:1", CodedBy::kCpu, 0).peer_decode[plain] / kMiB, 1000, 1e-3);
 }
 
 TEST(PeerKey, AcceptedPeersAreKnownWithoutTheirPort) {
@@ -188,14 +223,14 @@ TEST(MeasureStages, KnowsEveryFamilyFromTheStart) {
   EXPECT_GT(speeds.attend_seconds, 0);
   RateBook book(2, 0);
   book.LearnAttended(speeds.attended_bytes, speeds.attend_seconds, 0);
-  EXPECT_NEAR(book.Of("p:1", 0).attend.value_or(0) * speeds.attend_seconds / speeds.attended_bytes, 1, 1e-9);
+  EXPECT_NEAR(book.Of("p:1", CodedBy::kCpu, 0).attend.value_or(0) * speeds.attend_seconds / speeds.attended_bytes, 1, 1e-9);
   for (size_t family = 0; family < kTierFamilies; ++family) {
     ByFamily bytes{};
     bytes[family] = speeds.kv_bytes;
     book.LearnEncoded(bytes, speeds.encode_seconds[family], 0);
-    book.LearnDecoded(bytes, speeds.decode_seconds[family], 0);
+    book.LearnDecoded(CodedBy::kCpu, bytes, speeds.decode_seconds[family], 0);
   }
-  const Measured measured = book.Of("p:1", 0);
+  const Measured measured = book.Of("p:1", CodedBy::kCpu, 0);
   for (size_t family = 0; family < kTierFamilies; ++family) {
     EXPECT_GT(measured.encode[family].value_or(0), 0) << family;
     EXPECT_GT(measured.own_decode[family].value_or(0), 0) << family;
