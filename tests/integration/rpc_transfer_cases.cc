@@ -239,6 +239,7 @@ TEST_F(RpcCases, RefineAndApplyMakeWhatArrivedExact) {
   EXPECT_GT(started.cells(), 0u);
   ASSERT_EQ(WaitEnd(decode_worker(), id + ".r").state(), v1::TRANSFER_STATE_COMMITTED);
   refine.set_transfer_id("no-such-transfer");
+  refine.set_refine_id("of-nothing");
   EXPECT_EQ(decode_worker().Refine(Context().get(), refine, &started).error_code(), grpc::StatusCode::NOT_FOUND);
   v1::ApplyRefinementRequest apply;
   apply.set_refine_id(id);
