@@ -4,9 +4,12 @@
 # ThreadSanitizer sees only code it has instrumented. The system's gRPC is not, so it would report every word that gRPC
 # guards by its own locks; those tests ignore what such libraries do, and what runs in their callbacks (tsan_grpc.supp).
 # Tests without gRPC ignore nothing but what tests/sanitizers/tsan.supp names, each with its reason.
+#   SPECTRUMKV_SANITIZED_SLOWDOWN      what their time limits are multiplied with
+set(SPECTRUMKV_SANITIZED_SLOWDOWN 1)
 set(SPECTRUMKV_TEST_ENVIRONMENT "")
 set(SPECTRUMKV_GRPC_TEST_ENVIRONMENT "")
 if(SPECTRUMKV_SANITIZE)
+  set(SPECTRUMKV_SANITIZED_SLOWDOWN 5)
   add_compile_options(-fsanitize=${SPECTRUMKV_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${SPECTRUMKV_SANITIZE})
   list(APPEND SPECTRUMKV_GRPC_TEST_ENVIRONMENT "SPECTRUMKV_SANITIZED=1") # for tests that bound a daemon's memory

@@ -52,13 +52,15 @@ struct SpreadSample {
 
 constexpr uint32_t kSpreadTokens = 64;
 
-SPECTRUMKV_MATH SpreadSample SpreadSampleOf(uint32_t heads, uint32_t head_dim) {
+// centred: of K. Values of V are less sensitive, so half as many of a large token do.
+SPECTRUMKV_MATH SpreadSample SpreadSampleOf(uint32_t heads, uint32_t head_dim, bool centred) {
   constexpr uint32_t kPiece = 32, kEnough = 64;  // values: of a piece at least, of a token at least, if it has them
   const uint32_t values = heads * head_dim, parts = values >= 4 * kEnough ? 4 : values > 2 * kEnough ? 2 : 1;
+  const uint32_t enough = centred || values < 8 * kEnough ? kEnough : kEnough / 2;
   uint32_t dims = (head_dim / parts + 15) / 16 * 16;
   dims = dims < kPiece ? kPiece : dims;
   if (dims > head_dim) dims = head_dim;
-  uint32_t step = heads * dims / kEnough;
+  uint32_t step = heads * dims / enough;
   if (step == 0) step = 1;
   return SpreadSample{(heads + step - 1) / step, step, dims};
 }

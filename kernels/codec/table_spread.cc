@@ -14,10 +14,10 @@ namespace {
 // [tokens, sample.heads, sample.dims].
 class SampledRun {
  public:
-  SampledRun(const ChunkDims& dims, const SourcePlane& plane, uint8_t* words)
+  SampledRun(const ChunkDims& dims, const SourcePlane& plane, const SpreadSample& sample, uint8_t* words)
       : dims_(dims),
         plane_(plane),
-        sample_(SpreadSampleOf(dims.heads, dims.head_dim)),
+        sample_(sample),
         piece_bytes_(sample_.dims * SizeOf(dims.dtype)),
         words_(words) {}
 
@@ -128,11 +128,11 @@ void MeansOf(const CellOps& ops, const SampledRun& run, const EscapeLimits& limi
 void TableBackend::Spread(const ChunkDims& dims, const SourcePlane& plane, bool centred, uint32_t skip,
                           Workspace* workspace, uint8_t* out) const {
   const EscapeLimits limits = EscapeLimitsOf(dims.dtype);
-  const SpreadSample sample = SpreadSampleOf(dims.heads, dims.head_dim);
+  const SpreadSample sample = SpreadSampleOf(dims.heads, dims.head_dim, centred);
   const size_t values = size_t{sample.heads} * sample.dims;
   uint8_t* const memory = workspace->Reserve(values * (sizeof(float) + kSpreadTokens * SizeOf(dims.dtype)));
   float* const means = reinterpret_cast<float*>(memory);
-  SampledRun run(dims, plane, memory + values * sizeof(float));
+  SampledRun run(dims, plane, sample, memory + values * sizeof(float));
   float sums[kSpreadTokens];
   for (uint32_t first = 0; first < dims.tokens; first += kSpreadTokens) {
     const uint32_t count = std::min(kSpreadTokens, dims.tokens - first);

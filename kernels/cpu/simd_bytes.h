@@ -132,8 +132,8 @@ inline void UnpackTriples64(const uint8_t* in, uint8_t* codes) {
   const auto store = [=](int quarter, __m128i shifted) {
     // The bit of the quarter's first eight values, and that of its second eight.
     const uint64_t ones = 0x0101010101010101;
-    const __m128i bit = _mm_set_epi64x(static_cast<long long>(ones * (2u << 2 * quarter)),
-                                       static_cast<long long>(ones * (1u << 2 * quarter)));
+    const uint64_t first = ones * (1u << 2 * quarter), second = ones * (2u << 2 * quarter);
+    const __m128i bit = _mm_set_epi64x(static_cast<long long>(second), static_cast<long long>(first));
     const __m128i set = _mm_and_si128(_mm_cmpeq_epi8(_mm_and_si128(high, bit), bit), four);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + 16 * quarter), _mm_or_si128(_mm_and_si128(shifted, low), set));
   };

@@ -75,7 +75,7 @@ ScanArgs PlaneArgsOf(const ScanJob& job) {
 }
 
 SpreadArgs PlaneArgsOf(const SpreadJob& job) {
-  const SpreadSample sample = SpreadSampleOf(job.dims.heads, job.dims.head_dim);
+  const SpreadSample sample = SpreadSampleOf(job.dims.heads, job.dims.head_dim, job.centred);
   SpreadArgs args{};
   args.tokens = job.dims.tokens;
   args.head_dim = job.dims.head_dim;

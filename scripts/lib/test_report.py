@@ -14,8 +14,8 @@ import test_summary
 
 PARTS = {
     "test": "Every test, Release, warnings are errors (preset `test`)",
-    "asan": "Every test with AddressSanitizer and UndefinedBehaviorSanitizer (preset `asan`), without labels tidy, languages, deploy",
-    "tsan": "Every test with ThreadSanitizer (preset `tsan`), without labels tidy, languages, deploy",
+    "asan": "Every test with AddressSanitizer and UndefinedBehaviorSanitizer (preset `asan`), without labels tidy, languages, deploy, quality, engine",
+    "tsan": "Every test with ThreadSanitizer (preset `tsan`), without labels tidy, languages, deploy, quality, engine",
     "fuzz": "libFuzzer targets under ASan and UBSan (preset `fuzz`, clang)",
     "clang-tidy": "clang-tidy over `server`, `kernels`, `client`",
 }

@@ -1,10 +1,8 @@
 #include "server/config/profiles.h"
 
-#include <dirent.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
+#include <filesystem>
 #include <set>
 #include <system_error>
 #include <utility>
@@ -105,19 +103,18 @@ class ProfileReader {
 };
 
 absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& directory) {
-  DIR* const open = opendir(directory.c_str());
-  if (open == nullptr) {
-    return TextFileError(absl::StatusCode::kNotFound, "profile directory", directory,
-                         std::string("cannot be opened: ") + std::generic_category().message(errno));
-  }
   std::vector<std::string> names;
   const std::string suffix = kSuffix;
-  while (const dirent* entry = readdir(open)) {
-    const std::string file = entry->d_name;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+    const std::string file = it->path().filename();
     if (file.size() <= suffix.size() || file[0] == '.' || file.substr(file.size() - suffix.size()) != suffix) continue;
     names.push_back(file.substr(0, file.size() - suffix.size()));
   }
-  closedir(open);
+  if (error) {
+    return TextFileError(absl::StatusCode::kNotFound, "profile directory", directory,
+                         "cannot be opened: " + error.message());
+  }
   if (names.size() > kMaxProfiles) {
     return TextFileError(absl::StatusCode::kInvalidArgument, "profile directory", directory,
                          "has more than " + std::to_string(kMaxProfiles) + " files");

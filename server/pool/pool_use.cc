@@ -116,7 +116,7 @@ absl::Status PoolCore::WriteBlock(const TensorPlace& place, uint64_t block, cons
   if (!lane.ok()) return lane.status();
   uint8_t* const staged = lane->Pinned(data.size());
   if (staged != nullptr) {
-    std::memcpy(staged, data.data(), data.size());
+    std::copy(data.begin(), data.end(), staged);
     QueueScatter(place, block, staged, &*lane);
   }
   return lane->Finish();

@@ -122,10 +122,8 @@ bool StreamCore::Read(bool ok, bool cancelled, grpc::ByteBuffer* message) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (side_ == Side::kAcceptor && !cancelled) {
       CloseLocked(absl::OkStatus());  // the dialler has ended in good order
-    } else if (side_ == Side::kAcceptor) {
-      LoseLocked();
-    } else if (!ended_) {
-      // The acceptor has finished: what is queued here can reach nobody. The status follows in Finished.
+    } else if (side_ == Side::kAcceptor || !ended_) {
+      // Of a dialler: the acceptor has finished, so what is queued here can reach nobody. The status follows in Finished.
       LoseLocked();
     }
     return false;

@@ -63,7 +63,8 @@ void MeasureAttention(const Backend& backend, Clock* clock, const SourcePlane& k
   const std::vector<uint32_t> positions(kQueries, kDims.tokens - 1);
   std::vector<float> out(kDims.tokens);
   Workspace workspace;
-  speeds->attended_bytes = kRuns * static_cast<double>(kQueries * KvBytes(kDims) / 2 / kDims.heads);
+  const uint64_t attended_bytes = kQueries * (KvBytes(kDims) / 2 / kDims.heads);
+  speeds->attended_bytes = kRuns * static_cast<double>(attended_bytes);
   speeds->attend_seconds = Quickest(clock, [&] {
     backend.Attend(kDims, k, 0, AttendQueries{values.data(), positions.data(), kQueries}, &workspace, out.data());
   });

@@ -131,7 +131,7 @@ PartGroup::Ruling PartGroup::OnEnding(uint32_t index, TransferState state, const
     if (committed_ && role_ == Role::kReceiver) return Ruling::kWillCommit;
     if (committed_ && unknown) return Ruling::kHasCommitted;
     if (outcome_.has_value()) return Ruling::kEnds;
-    outcome_ = Outcome{state, why};
+    outcome_ = Outcome{index, state, why};
     for (const auto& [other, part] : parts_) {
       if (other != index && part.transfer != nullptr) others.push_back(part.transfer);
     }
@@ -140,6 +140,13 @@ PartGroup::Ruling PartGroup::OnEnding(uint32_t index, TransferState state, const
     other->Post([t = other.get(), state, unknown, told = OfPart(index, why)] { t->EndWithPart(state, told, !unknown); });
   }
   return Ruling::kEnds;
+}
+
+void PartGroup::AgreeOn(uint32_t index, TransferState* state, absl::Status* why) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (role_ == Role::kSender || !outcome_.has_value() || outcome_->index == index) return;
+  *state = outcome_->state;
+  *why = OfPart(outcome_->index, outcome_->why);
 }
 
 // Part `index` has come so far; the last of all sends all on.

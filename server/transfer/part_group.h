@@ -59,6 +59,8 @@ class PartGroup : public std::enable_shared_from_this<PartGroup> {
   };
   // Part `index` is about to reach the terminal `state`; `unknown`: it may have committed at the receiver.
   Ruling OnEnding(uint32_t index, TransferState state, const absl::Status& why, bool unknown);
+  // What a part of a receiver that does not commit says of its end: what the first one said, whatever it met itself.
+  void AgreeOn(uint32_t index, TransferState* state, absl::Status* why) const;
   // Of a receiver: all chunks of the part are decoded; its memory was found good after all parts had been complete.
   void OnComplete(uint32_t index) { Step(index, &Part::complete, &Transfer::BeginCommit); }
   void OnVerified(uint32_t index) { Step(index, &Part::verified, &Transfer::CommitDecided); }
@@ -92,6 +94,7 @@ class PartGroup : public std::enable_shared_from_this<PartGroup> {
   std::map<uint32_t, Part> parts_;
   bool committed_ = false;
   struct Outcome {
+    uint32_t index;  // of the part that said so
     TransferState state;
     absl::Status why;
   };

@@ -81,7 +81,7 @@ void Transfer::ArmDeadline(int64_t deadline_ms) {
 }
 
 void Transfer::Apply(Event event, absl::Status why) {
-  const Transition transition = NextState(role(), state_, event);
+  Transition transition = NextState(role(), state_, event);
   if (transition.action == Action::kIgnore) return;
   if (transition.action == Action::kBug) {
     SPECTRUMKV_LOG(kError, "transfer", "impossible event", {"state", StateName(state_)}, {"event", EventName(event)});
@@ -94,7 +94,7 @@ void Transfer::Apply(Event event, absl::Status why) {
   }
   if (group_ != nullptr && IsTerminal(transition.next)) {
     switch (group_->OnEnding(part().index, transition.next, why, transition.action == Action::kOutcomeUnknown)) {
-      case PartGroup::Ruling::kEnds: break;
+      case PartGroup::Ruling::kEnds: group_->AgreeOn(part().index, &transition.next, &why); break;
       case PartGroup::Ruling::kWillCommit: return;
       case PartGroup::Ruling::kHasCommitted: return Apply(Event::kCommit);
     }

@@ -167,7 +167,7 @@ class World:
             if disk_bytes:
                 subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={disk_bytes}", "tmpfs", self.shared_dir(side)], check=True)
         self.disk_bytes = disk_bytes
-        # (content, policy, layerwise) to the words that must arrive: see torture.learn().
+        # (content, policy) to the words that an undisturbed transfer brings: see torture.learn().
         self.references = {}
         # What each daemon held when it had served its first transfers.
         self.base, self.now = [None, None], [None, None]
@@ -177,7 +177,8 @@ class World:
         return self.daemons[side].shared_dir
 
     def expected(self, transfer):
-        return self.references[transfer.content, transfer.policy, transfer.layerwise]
+        """The words of which each cell must arrive as in one: for contents.wrong_words()."""
+        return [self.references[transfer.content, policy] for policy in contents.CELLS_OF.get(transfer.policy, (transfer.policy,))]
 
     def left_over(self, side):
         """What the daemon of this side has not given back."""

@@ -17,9 +17,17 @@ TOKENS = {"short": 37, "whole": 64, "middle": 100, "long": 171}
 _POLICIES = {
     "RAW": dict(allocator="RAW", budget=1.1),
     "P8": dict(allocator="UNIFORM", uniform_tier="P8", tiers=["RAW", "P8"], budget=0.6),
+    "Q4": dict(allocator="UNIFORM", uniform_tier="Q4", tiers=["RAW", "Q4"], budget=0.6),
+    "P4": dict(allocator="UNIFORM", uniform_tier="P4", tiers=["RAW", "P4"], budget=0.6),
     "b=0.3": dict(budget=0.3, importance="POSITION"),
+    "mixed": dict(budget=0.5, importance="POSITION", tiers=["RAW", "P8", "P4"]),
 }
-POLICIES = tuple(_POLICIES)
+# What transfers have, whole and layer-wise. Which token gets which tier of a layer-wise source follows from the layers
+# that were ready together, so its tiers are those that decode each token by itself.
+WHOLE_POLICIES = ("RAW", "P8", "Q4", "b=0.3")
+LAYERWISE_POLICIES = ("RAW", "P8", "Q4", "mixed")
+# Each cell, K or V of a token in a layer, is right if it is as one of these brings it.
+CELLS_OF = {"mixed": ("RAW", "P8", "P4")}
 
 
 def policy(name):
@@ -49,6 +57,14 @@ def put_layers(cache, source, blocks, layers):
     for place, block in enumerate(blocks):
         part = source[:, :, place * size : (place + 1) * size]
         cache[layers, :, block, : part.shape[2]] = part[layers]
+
+
+def wrong_words(words, candidates):
+    """How many of words [LAYERS, 2, tokens, ...] lie in cells that are as in none of the candidates."""
+    axes = tuple(range(3, words.ndim))
+    right = np.logical_or.reduce([(words == candidate).all(axis=axes) for candidate in candidates])
+    nearest = np.minimum.reduce([(words != candidate).sum(axis=axes) for candidate in candidates])
+    return int(nearest[~right].sum())
 
 
 def tokens_of(cache, blocks, tokens):

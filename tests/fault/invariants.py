@@ -111,8 +111,8 @@ def destinations(world, record):
         if receiver.state == "COMMITTED" or (sender.state == "COMMITTED" and receiver.state == "GONE"):
             words, tail = contents.tokens_of(cache, transfer.target_blocks, transfer.tokens)
             expected = world.expected(transfer)
-            if wrong := _differing(words, expected):
-                yield f"CONTENT: {transfer.name} {transfer.policy}: {wrong} of {expected.size} words of a committed transfer"
+            if wrong := contents.wrong_words(words, expected):
+                yield f"CONTENT: {transfer.name} {transfer.policy}: {wrong} of {words.size} words of a committed transfer"
             if tail.any():
                 yield f"CONTENT: {transfer.name}: the tail of the last block is not zero"
         elif receiver.left is not None and (wrong := _differing(cache[:, :, transfer.target_blocks], receiver.left)):

@@ -118,7 +118,7 @@ def _transfer(name, rng, first, moment, kind):
     content = rng.choice(("middle", "long") if first else tuple(contents.TOKENS))
     return Transfer(
         name=name, source=rng.randint(0, 1), pull=rng.random() < 0.5, layerwise=layerwise,
-        policy=rng.choice(contents.POLICIES), content=content,
+        policy=rng.choice(contents.LAYERWISE_POLICIES if layerwise else contents.WHOLE_POLICIES), content=content,
         deadline_ms=rng.randint(6000, 8000) if kind in HARMLESS else rng.randint(3000, 6000),
         pauses_s=[rng.uniform(0.5, 1.5) * pace for _ in range(contents.LAYERS)],
         delays_s=(rng.uniform(0, 0.05), rng.uniform(0, 0.05)),

@@ -59,7 +59,7 @@ def spread(plane, dtype, centred, skip):
     values = heads * dim
     parts = 4 if values >= 256 else 2 if values > 128 else 1
     dims = min(max((dim // parts + 15) // 16 * 16, 32), dim)
-    step = max(heads * dims // 64, 1)
+    step = max(heads * dims // (64 if centred or values < 512 else 32), 1)
     places = dim // dims
     pieces = [x[:, h, i % places * dims:(i % places + 1) * dims] for i, h in enumerate(range(0, heads, step))]
     x = np.stack(pieces, axis=1)
@@ -79,6 +79,10 @@ def spread(plane, dtype, centred, skip):
             finite = np.isfinite(s)
             out.append(255 if not finite else 0 if s == 0 else int(np.clip(128 + np.round(4 * np.log2(np.float64(s))), 1, 255)))
     return bytes(out)
+
+
+def wide(plane):
+    return plane.reshape(-1)[:16 * 8 * plane.shape[-1]].reshape(16, 8, plane.shape[-1])
 
 
 def fma(a, b, c):
@@ -153,5 +157,5 @@ for dtype, d in ((R.F16, 128), (R.BF16, 64), (R.F32, 80)):
         _, dk, dv, _, _ = R.decode(chunk)
         print(f"    {{{d}, DType({dtype}), {len(chunk)}, 0x{R.crc32c(chunk[64:]):08X}, 0x{R.crc32c(dk.tobytes() + dv.tobytes()):08X}, "
               f"0x{R.crc32c(scan(k, dtype) + scan(v, dtype)):08X}, "
-              f"0x{R.crc32c(spread(k, dtype, True, 3) + spread(v, dtype, False, 0)):08X}, "
+              f"0x{R.crc32c(spread(k, dtype, True, 3) + spread(v, dtype, False, 0) + spread(wide(v), dtype, False, 0)):08X}, "
               f"0x{R.crc32c(attend(k, dtype, 0, 0) + attend(k, dtype, 20, 2.5)):08X}}},")

@@ -22,20 +22,23 @@ void AnnotateIgnoreWritesEnd(const char* file, int line);
 
 namespace spectrumkv::shim {
 
+inline void Unwatch() {
+#if defined(__SANITIZE_THREAD__)
+  AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+  AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+#endif
+}
+inline void Watch() {
+#if defined(__SANITIZE_THREAD__)
+  AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+  AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+#endif
+}
+
 // While one lives, accesses of this thread are not watched.
 struct Unwatched {
-#if defined(__SANITIZE_THREAD__)
-  Unwatched() {
-    AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
-    AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
-  }
-  ~Unwatched() {
-    AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
-    AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
-  }
-#else
-  Unwatched() {}
-#endif
+  Unwatched() { Unwatch(); }
+  ~Unwatched() { Watch(); }
 };
 
 // What came before Release(p) happened before what comes after Acquire(p).
@@ -65,22 +68,26 @@ struct StackMarks {
   void* tsan = nullptr;
 };
 
+// Switching: by an Unwatched, unless dying. Whoever waits is watched, as no fiber may be destroyed that is not.
 inline void BeforeSwitch([[maybe_unused]] StackMarks* from, [[maybe_unused]] const StackMarks& to,
                          [[maybe_unused]] bool dying) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(dying ? nullptr : &from->fake, to.bottom, to.bytes);
 #endif
 #if defined(__SANITIZE_THREAD__)
-  __tsan_switch_to_fiber(to.tsan, __tsan_switch_to_fiber_no_sync);
+  void* const fiber = to.tsan;
+  if (!dying) Watch();
+  __tsan_switch_to_fiber(fiber, __tsan_switch_to_fiber_no_sync);
 #endif
 }
 
-// `left`: where it came from, learned the first time.
+// `left`: where it came from, learned the first time, when nothing is unwatched yet.
 inline void AfterSwitch([[maybe_unused]] const StackMarks& here, [[maybe_unused]] StackMarks* left) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(here.fake, left == nullptr ? nullptr : &left->bottom,
                                   left == nullptr ? nullptr : &left->bytes);
 #endif
+  if (left == nullptr) Unwatch();
 }
 
 }  // namespace spectrumkv::shim

@@ -3,11 +3,14 @@
 #include <thread>
 
 #include "gtest/gtest.h"
+#include "server/base/executor.h"
 #include "server/base/status.h"
 #include "server/transfer/coverage.h"
 #include "server/transfer/gate.h"
+#include "server/transfer/part_group.h"
 #include "server/transfer/shape.h"
 #include "server/transfer/state_table.h"
+#include "tests/unit/base/fake_clock.h"
 
 namespace spectrumkv {
 namespace {
@@ -33,6 +36,33 @@ TEST(StateTable, EveryPairIsDefinedAndTerminalStatesAreFinal) {
         }
       }
     }
+  }
+}
+
+// Two parts that end in the same moment, each by what it met: the deadline of one, the word of the peer to the other.
+TEST(PartGroup, PartsOfAReceiverAgreeOnTheFirstEnd) {
+  FakeClock clock;
+  ManualExecutor control;
+  TransferParts engine;
+  engine.clock = &clock;
+  engine.control = &control;
+  const absl::Status first = MakeError(absl::StatusCode::kUnavailable, "PEER_GAVE_UP", "the peer gave up");
+  const absl::Status own = MakeError(absl::StatusCode::kDeadlineExceeded, "DEADLINE_EXCEEDED", "too late");
+  for (const Role role : {Role::kReceiver, Role::kSender}) {
+    const auto group = std::make_shared<PartGroup>(role, "t", 2, &engine, PartGroup::Host{});
+    TransferState state = TransferState::kFailed;
+    absl::Status why = first;
+    EXPECT_EQ(group->OnEnding(1, state, why, false), PartGroup::Ruling::kEnds);
+    group->AgreeOn(1, &state, &why);
+    EXPECT_EQ(why, first) << "what it said itself";
+
+    state = TransferState::kExpired;
+    why = own;
+    EXPECT_EQ(group->OnEnding(0, state, why, false), PartGroup::Ruling::kEnds);
+    group->AgreeOn(0, &state, &why);
+    const bool agrees = role == Role::kReceiver;  // a sender's part knows best whether its own outcome is known
+    EXPECT_EQ(state, agrees ? TransferState::kFailed : TransferState::kExpired);
+    EXPECT_EQ(ReasonOf(why), agrees ? "PEER_GAVE_UP" : "DEADLINE_EXCEEDED");
   }
 }
 
