@@ -170,6 +170,7 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> Device::Import(const std::string& 
     return TooShort(offset, bytes, length);
   }
   ++allocation.users;
+  imports_ = imported_.size();
   return std::unique_ptr<DeviceMemory>(new DeviceMemory(this, allocation.memory + offset, bytes, handle));
 }
 
@@ -185,6 +186,7 @@ void Device::Release(const DeviceMemory& memory) {
   if (found == imported_.end() || --found->second.users != 0) return;
   Note(runtime_->CloseMemory(ordinal_, found->second.memory), "closing a handle of GPU memory").IgnoreError();
   imported_.erase(found);
+  imports_ = imported_.size();
 }
 
 absl::StatusOr<std::unique_ptr<LaneState>> Device::MakeLane() {
@@ -233,15 +235,12 @@ void Device::GiveBack(LaneState* lane) {
 
 Device::Use Device::use() const {
   Use use;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    use.context_bytes = context_bytes_;
-    use.owned_bytes = owned_bytes_;
-    use.lanes = static_cast<uint32_t>(lanes_.size());
-    for (const auto& lane : lanes_) use.lane_bytes += lane->on_device_bytes.load();
-  }
-  std::lock_guard<std::mutex> lock(import_mutex_);
-  use.imports = imported_.size();
+  use.imports = imports_.load();
+  std::lock_guard<std::mutex> lock(mutex_);
+  use.context_bytes = context_bytes_;
+  use.owned_bytes = owned_bytes_;
+  use.lanes = static_cast<uint32_t>(lanes_.size());
+  for (const auto& lane : lanes_) use.lane_bytes += lane->on_device_bytes.load();
   return use;
 }
 

@@ -5,6 +5,7 @@
 // other lanes copy and compute beside it. There are as many lanes as Options says, and no more.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -152,6 +153,7 @@ class Device {
     uint64_t imports = 0;
     uint32_t lanes = 0;
   };
+  // Waits for no call of the driver.
   Use use() const;
 
   // The status of a call, remembered where it means the end of the device.
@@ -178,8 +180,9 @@ class Device {
 
   std::mutex context_mutex_;  // held while the context is made
 
-  mutable std::mutex import_mutex_;  // opened and closed one at a time, so that none is opened while it is being closed
+  std::mutex import_mutex_;  // opened and closed one at a time, so that none is opened while it is being closed
   std::map<std::string, Imported> imported_;
+  std::atomic<uint64_t> imports_{0};  // in imported_, for those who do not wait while one is opened
 
   mutable std::mutex mutex_;
   std::condition_variable lane_free_;

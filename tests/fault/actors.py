@@ -21,14 +21,15 @@ from spectrumkv.v1 import admin_service_pb2
 
 PROGRESS_S = 1.0
 MAX_DEADLINE_S = 8.0
-RETURN_S = 2.0
+RETURN_S = 5.0
+LEASE_S = 20
 _HERE = str(pathlib.Path(__file__).parent)
 _KEYS = {
     "transfer__progress_timeout_ms": int(PROGRESS_S * 1000),
     "transfer__max_deadline_ms": int(MAX_DEADLINE_S * 1000),
     "transfer__default_deadline_ms": 5000,
     "peer__connect_timeout_ms": 1000,
-    "lease__default_ttl_ms": 20000,
+    "lease__default_ttl_ms": 1000 * LEASE_S,
 }
 
 
@@ -196,6 +197,8 @@ class World:
                 self.replace_worker(side)
             elif again and not daemon.has_pools(1, RETURN_S):  # the worker's pool comes back by itself, in its own time
                 self.replace_worker(side)
+                # It may have come back in this very moment; then only its lease tells the daemon that its worker is gone.
+                daemon.has_pools(1, LEASE_S + RETURN_S)
 
     def replace_worker(self, side):
         if self.workers[side] is not None:
