@@ -170,6 +170,14 @@ def bytes_and_tiers():
               [(gauge("gate_verdicts", by="tier, verdict"), "{{tier}} {{verdict}}")], stack="normal"),
         graph("Trials of probes", 8, "cps", "Trials that were reported a second, each tier counting one, by kind and outcome.",
               [(rate("probe_trials_total", by="kind, result"), "{{kind}} {{result}}")]),
+        graph("Refinement", 8, "Bps", "Chunks that refinements sent (they are wire bytes as well), and what ApplyRefinement has "
+              "copied into destinations.",
+              [(rate("refined_bytes_total"), "sent"), (rate("refinement_applied_bytes_total"), "applied")]),
+        graph("Refinements that ended", 8, "cps", "By outcome, both sides. A failed one leaves its transfer as it was.",
+              [(rate("refinements_total", by="outcome"), "{{outcome}}")], stack="normal"),
+        graph("Transfers kept for refinement", 8, "cps", "Committed transfers that were to be kept. refused: there were as many as "
+              "refine.max_retained allows, or the daemon drains.",
+              [(rate("retentions_total", by="result"), "{{result}}")], stack="normal"),
     ]  # fmt: skip
 
 

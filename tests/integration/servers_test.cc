@@ -132,7 +132,7 @@ TEST(Servers, OnlyTheirOwnServicesAnswer) {
       }
     }
   }
-  EXPECT_EQ(calls, 4 * (17 + 11 + 3 + 4 + 2 + 1) - 1);
+  EXPECT_EQ(calls, 4 * (19 + 11 + 3 + 4 + 2 + 1) - 1);
   EXPECT_TRUE(Alive(*daemon));
 }
 

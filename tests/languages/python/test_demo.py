@@ -43,7 +43,7 @@ def test_one_wrong_bit_in_the_destination_fails_it(tmp_path, how):
 def test_kept_daemons_run_on_and_can_be_stopped(tmp_path):
     done = run_demo(tmp_path, "--keep")
     assert done.returncode == 0, done.stdout + done.stderr
-    command = re.search(r"^  (kill (\d+) (\d+); rm -r \S+)$", done.stdout, re.MULTILINE)
+    command = re.search(r"^  (kill (\d+) (\d+); rm -rf \S+)$", done.stdout, re.MULTILINE)
     assert command
     pids = [int(command[2]), int(command[3])]
     try:

@@ -160,7 +160,7 @@ class Pair:
         return codes
 
     def stop_command(self) -> str:
-        return f"kill {' '.join(str(daemon.pid) for daemon in self._daemons)}; rm -r {self.folder}"
+        return f"kill {' '.join(str(daemon.pid) for daemon in self._daemons)}; rm -rf {self.folder}"
 
     def __enter__(self) -> Pair:
         return self
