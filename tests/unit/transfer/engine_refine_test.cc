@@ -369,6 +369,7 @@ TEST_F(RefineEngineTest, WhatIsNotKeptIsRefusedByReason) {
     EXPECT_EQ(Get(*b_, id, Role::kReceiver).retained_seconds, 0);
   }
   EXPECT_EQ(ReasonOf(Apply("t").status()), "NOT_A_REFINEMENT");
+  EXPECT_EQ(ReasonOf(b_->manager().ApplyRefinement(strangers.owner, "t", 0).status()), "NOT_OWNER");
   RefineSpec same = Ask("r");
   ASSERT_TRUE(b_->manager().Refine(same).ok());
   EXPECT_TRUE(b_->manager().Refine(same).ok()) << "a repeat";
