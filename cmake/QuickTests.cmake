@@ -13,7 +13,7 @@ if(SPECTRUMKV_QUICK_TESTS)
   # gcc 12's warnings of the flow of values are false at -O1 where strings are put together.
   set(SPECTRUMKV_QUICK_OPTIONS -O1 -pthread
     $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess;-Wno-array-bounds;-Wno-stringop-overflow;-Wno-maybe-uninitialized>)
-  file(WRITE ${PROJECT_BINARY_DIR}/test_headers.cc "")
+  file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/test_headers.cc CONTENT "") # not touched where it is there
   add_library(spectrumkv_test_headers OBJECT ${PROJECT_BINARY_DIR}/test_headers.cc)
   target_compile_options(spectrumkv_test_headers PRIVATE ${SPECTRUMKV_QUICK_OPTIONS})
   target_link_libraries(spectrumkv_test_headers PRIVATE spectrumkv_flags GTest::gtest GTest::gmock absl::statusor

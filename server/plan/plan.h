@@ -144,6 +144,8 @@ struct TransferShape {
   uint32_t tokens_of(size_t layer_index) const;
 };
 uint32_t CountTokens(const std::vector<TokenRange>& ranges);
+// Each token of `ranges`, in their order.
+std::vector<uint32_t> PositionsOf(const std::vector<TokenRange>& ranges);
 
 // Calls fn(position, count, offset) for each run of positions behind tokens [first, first + count) of `ranges`.
 template <typename Fn>

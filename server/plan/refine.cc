@@ -45,14 +45,6 @@ absl::Status CheckSelection(const TransferShape& base, const RefineSelection& se
   return good ? absl::OkStatus() : InvalidSelection("scores", "must be finite and not negative");
 }
 
-std::vector<uint32_t> PositionsOf(const std::vector<TokenRange>& ranges) {
-  std::vector<uint32_t> positions;
-  for (const TokenRange& run : ranges) {
-    for (uint32_t i = 0; i < run.count; ++i) positions.push_back(run.first + i);
-  }
-  return positions;
-}
-
 void Append(std::vector<TokenRange>* ranges, uint32_t at) {
   if (!ranges->empty() && ranges->back().first + ranges->back().count == at) {
     ++ranges->back().count;

@@ -22,6 +22,15 @@ uint32_t CountTokens(const std::vector<TokenRange>& ranges) {
   return count;
 }
 
+std::vector<uint32_t> PositionsOf(const std::vector<TokenRange>& ranges) {
+  std::vector<uint32_t> positions;
+  positions.reserve(CountTokens(ranges));
+  for (const TokenRange& run : ranges) {
+    for (uint32_t i = 0; i < run.count; ++i) positions.push_back(run.first + i);
+  }
+  return positions;
+}
+
 uint32_t TransferShape::kept_count() const { return CountTokens(kept); }
 
 uint32_t TransferShape::tokens_of(size_t layer_index) const { return CountTokens(ranges_of(layer_index)); }

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/log.h"
 #include "server/base/status.h"
+#include "server/transfer/manager_errors.h"
 #include "server/transfer/transfer.h"
 #include "server/transfer/units.h"
 
@@ -61,10 +62,7 @@ absl::Status Transfer::CheckAttempt(const HelloFrame& hello) const {
     return MakeError(absl::StatusCode::kFailedPrecondition, "BOTH_DIAL",
                      "both halves of the transfer dial: one side must use Expect or Publish");
   }
-  if (hello.expected_epoch != 0 && hello.expected_epoch != options().epoch) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, "PEER_RESTARTED",
-                     "the peer daemon has restarted since the transfer began");
-  }
+  if (hello.expected_epoch != 0 && hello.expected_epoch != options().epoch) return PeerRestarted();
   if (peer_epoch_ != 0 && hello.epoch != peer_epoch_) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "PEER_RESTARTED",
                      "the dialling daemon has restarted since the transfer began");
@@ -148,8 +146,7 @@ void Transfer::Tell(ControlFrame frame) {
 
 bool Transfer::CheckPeerEpoch(uint64_t epoch) {
   if (peer_epoch_ != 0 && epoch != peer_epoch_) {
-    Fail(MakeError(absl::StatusCode::kFailedPrecondition, "PEER_RESTARTED",
-                   "the peer daemon has restarted since the transfer began"));
+    Fail(PeerRestarted());
     return false;
   }
   peer_epoch_ = epoch;

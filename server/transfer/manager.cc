@@ -321,16 +321,13 @@ void TransferManagerImpl::OnHello(std::shared_ptr<ControlSession> session, Hello
     std::lock_guard<std::mutex> lock(mutex_);
     const auto it = entries_.find({ours, hello.transfer_id});
     if (hello.format_version != 1) {
-      refusal = MakeError(absl::StatusCode::kUnimplemented, "UNSUPPORTED_VERSION",
-                          absl::StrCat("chunk format version ", hello.format_version, ", this daemon speaks 1"));
+      refusal = UnsupportedVersion(hello.format_version);
     } else if (absl::Status part = CheckPartOf(hello); !part.ok()) {
       refusal = std::move(part);
     } else if (hello.expected_epoch != 0 && hello.expected_epoch != options_.epoch) {  // nobody brings our half again
-      refusal = MakeError(absl::StatusCode::kFailedPrecondition, "PEER_RESTARTED",
-                          "the peer daemon has restarted since the transfer began");
+      refusal = PeerRestarted();
     } else if (it != entries_.end() && !ConstantTimeEqual(it->second.token, hello.transfer_token)) {
-      refusal = MakeError(absl::StatusCode::kPermissionDenied, "TOKEN_MISMATCH",
-                          "transfer_token is not that of the other half");
+      refusal = TokenOfAnother();
     } else if (it != entries_.end()) {
       refusal = CheckPartCount(it->second, ours, hello);
       if (refusal.ok()) transfer = it->second.Find(hello.part_index);

@@ -35,6 +35,21 @@ inline absl::Status PartTooLate(const std::string& transfer_id, const absl::Stat
                                 std::string(why.message())));
 }
 
+// What a peer's hello may be refused by.
+inline absl::Status UnsupportedVersion(uint32_t format_version) {
+  return MakeError(absl::StatusCode::kUnimplemented, "UNSUPPORTED_VERSION",
+                   absl::StrCat("chunk format version ", format_version, ", this daemon speaks 1"));
+}
+
+inline absl::Status PeerRestarted() {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "PEER_RESTARTED",
+                   "the peer daemon has restarted since the transfer began");
+}
+
+inline absl::Status TokenOfAnother() {
+  return MakeError(absl::StatusCode::kPermissionDenied, "TOKEN_MISMATCH", "transfer_token is not that of the other half");
+}
+
 inline absl::Status NotRetained(const std::string& transfer_id) {
   return MakeError(absl::StatusCode::kFailedPrecondition, "NOT_RETAINED",
                    absl::StrCat("nothing is kept to refine transfer ", transfer_id,

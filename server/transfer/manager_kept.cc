@@ -13,8 +13,7 @@ bool TransferManagerImpl::AddKept(const Key& key, Kept kept, uint64_t retain_ms)
   std::lock_guard<std::mutex> lock(mutex_);
   const auto of_role = std::count_if(kept_.begin(), kept_.end(), [&](const auto& k) { return k.first.first == key.first; });
   if (draining_ || kept_.count(key) != 0 || of_role >= options_.max_retained) {
-    parts_.metrics->CountRetention(key.first == Role::kSender ? MetricRole::kSender : MetricRole::kReceiver,
-                                   MetricRetention::kRefused);
+    parts_.metrics->CountRetention(MetricRoleOf(key.first), MetricRetention::kRefused);
     return false;
   }
   kept.until_ns = parts_.clock->NowNs() + static_cast<int64_t>(retain_ms) * kMsToNs;
@@ -25,8 +24,7 @@ bool TransferManagerImpl::AddKept(const Key& key, Kept kept, uint64_t retain_ms)
     });
   });
   kept_.emplace(key, std::move(kept));
-  parts_.metrics->CountRetention(key.first == Role::kSender ? MetricRole::kSender : MetricRole::kReceiver,
-                                 MetricRetention::kKept);
+  parts_.metrics->CountRetention(MetricRoleOf(key.first), MetricRetention::kKept);
   return true;
 }
 
@@ -108,8 +106,7 @@ void TransferManagerImpl::FinishKept(const Key& key) {
   }
   kept.source.reset();  // the blocks first: whoever waits may use them at once
   kept.base.reset();
-  parts_.metrics->AddSavedBytes(key.first == Role::kSender ? MetricRole::kSender : MetricRole::kReceiver, kept.kv_bytes,
-                                kept.wire_bytes + kept.refined_wire_bytes);
+  parts_.metrics->AddSavedBytes(MetricRoleOf(key.first), kept.kv_bytes, kept.wire_bytes + kept.refined_wire_bytes);
   for (auto& waiter : kept.waiters) waiter();
 }
 
@@ -140,7 +137,6 @@ void TransferManagerImpl::EndRefinements(const Caller& caller, const std::string
 void TransferManagerImpl::EndRefinementsOf(const std::string& pool_id) {
   EndAllKept(pool_id, MakeError(absl::StatusCode::kCancelled, "RELEASED", "the worker unregisters the pool"));
 }
-
 
 void TransferManagerImpl::FillRefinement(const Key& key, const Entry& entry, TransferReport* report) const {
   const auto kept = kept_.find(key);

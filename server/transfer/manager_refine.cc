@@ -282,10 +282,7 @@ void TransferManagerImpl::OnRefineHello(std::shared_ptr<ControlSession> session,
       std::lock_guard<std::mutex> lock(mutex_);
       const auto it = entries_.find({Role::kSender, hello.transfer_id});
       if (it != entries_.end()) {
-        if (!ConstantTimeEqual(it->second.token, hello.transfer_token)) {
-          return MakeError(absl::StatusCode::kPermissionDenied, "TOKEN_MISMATCH",
-                           "transfer_token is not that of the other half");
-        }
+        if (!ConstantTimeEqual(it->second.token, hello.transfer_token)) return TokenOfAnother();
         if (it->second.transfer == nullptr || !it->second.transfer->refines()) return TransferExists(hello.transfer_id);
         running = it->second.transfer;
       } else {
@@ -312,14 +309,8 @@ absl::Status TransferManagerImpl::CheckRefineHello(const HelloFrame& hello) cons
     return MakeError(absl::StatusCode::kInvalidArgument, "BAD_REFINE",
                      "a refinement is asked for by a receiver, of a transfer of one part");
   }
-  if (hello.format_version != 1) {
-    return MakeError(absl::StatusCode::kUnimplemented, "UNSUPPORTED_VERSION",
-                     absl::StrCat("chunk format version ", hello.format_version, ", this daemon speaks 1"));
-  }
-  if (hello.expected_epoch != 0 && hello.expected_epoch != options_.epoch) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, "PEER_RESTARTED",
-                     "the peer daemon has restarted since the transfer began");
-  }
+  if (hello.format_version != 1) return UnsupportedVersion(hello.format_version);
+  if (hello.expected_epoch != 0 && hello.expected_epoch != options_.epoch) return PeerRestarted();
   return absl::OkStatus();
 }
 

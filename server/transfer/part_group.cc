@@ -120,33 +120,34 @@ absl::Status PartGroup::Ending() const {
   return outcome_.has_value() ? outcome_->why : absl::OkStatus();
 }
 
-PartGroup::Ruling PartGroup::OnEnding(uint32_t index, TransferState state, const absl::Status& why, bool unknown) {
+PartGroup::Ruling PartGroup::OnEnding(uint32_t index, bool unknown, TransferState* state, absl::Status* why) {
   std::vector<std::shared_ptr<Transfer>> others;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (state == TransferState::kCommitted) {
+    if (*state == TransferState::kCommitted) {
       committed_ = true;
       return Ruling::kEnds;
     }
     if (committed_ && role_ == Role::kReceiver) return Ruling::kWillCommit;
     if (committed_ && unknown) return Ruling::kHasCommitted;
-    if (outcome_.has_value()) return Ruling::kEnds;
-    outcome_ = Outcome{index, state, why};
+    if (outcome_.has_value()) {
+      if (role_ == Role::kReceiver && outcome_->index != index) {
+        *state = outcome_->state;
+        *why = OfPart(outcome_->index, outcome_->why);
+      }
+      return Ruling::kEnds;
+    }
+    outcome_ = Outcome{index, *state, *why};
     for (const auto& [other, part] : parts_) {
       if (other != index && part.transfer != nullptr) others.push_back(part.transfer);
     }
   }
   for (const std::shared_ptr<Transfer>& other : others) {
-    other->Post([t = other.get(), state, unknown, told = OfPart(index, why)] { t->EndWithPart(state, told, !unknown); });
+    other->Post([t = other.get(), state = *state, unknown, told = OfPart(index, *why)] {
+      t->EndWithPart(state, told, !unknown);
+    });
   }
   return Ruling::kEnds;
-}
-
-void PartGroup::AgreeOn(uint32_t index, TransferState* state, absl::Status* why) const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (role_ == Role::kSender || !outcome_.has_value() || outcome_->index == index) return;
-  *state = outcome_->state;
-  *why = OfPart(outcome_->index, outcome_->why);
 }
 
 // Part `index` has come so far; the last of all sends all on.
@@ -246,8 +247,7 @@ void PartGroup::OnPartSettled(uint32_t index, const TransferReport& report) {
   Metrics& metrics = *engine_->metrics;
   const auto outcome =
       static_cast<MetricOutcome>(static_cast<int>(whole.state) - static_cast<int>(TransferState::kCommitted));
-  metrics.CountTransfer(role_ == Role::kSender ? MetricRole::kSender : MetricRole::kReceiver, outcome,
-                        whole.duration_seconds, whole.wire_bytes);
+  metrics.CountTransfer(MetricRoleOf(role_), outcome, whole.duration_seconds, whole.wire_bytes);
   SPECTRUMKV_LOG(kInfo, "transfer", StateName(whole.state), {"transfer", id_}, {"parts", parts_.size()},
                  {"role", role_ == Role::kSender ? "sender" : "receiver"}, {"reason", ReasonOf(whole.error)});
   host_.over(shared_from_this(), whole);

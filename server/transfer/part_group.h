@@ -57,10 +57,9 @@ class PartGroup : public std::enable_shared_from_this<PartGroup> {
     kWillCommit,    // a receiver: all were found whole, the commit is on its way
     kHasCommitted,  // a sender that cannot learn its outcome: another part has the receipt
   };
-  // Part `index` is about to reach the terminal `state`; `unknown`: it may have committed at the receiver.
-  Ruling OnEnding(uint32_t index, TransferState state, const absl::Status& why, bool unknown);
-  // What a part of a receiver that does not commit says of its end: what the first one said, whatever it met itself.
-  void AgreeOn(uint32_t index, TransferState* state, absl::Status* why) const;
+  // Part `index` is about to reach the terminal `state`; `unknown`: it may have committed at the receiver. Parts of a
+  // receiver that do not commit say what the first of them said, whatever they met themselves: `state` and `why` become that.
+  Ruling OnEnding(uint32_t index, bool unknown, TransferState* state, absl::Status* why);
   // Of a receiver: all chunks of the part are decoded; its memory was found good after all parts had been complete.
   void OnComplete(uint32_t index) { Step(index, &Part::complete, &Transfer::BeginCommit); }
   void OnVerified(uint32_t index) { Step(index, &Part::verified, &Transfer::CommitDecided); }

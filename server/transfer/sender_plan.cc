@@ -20,11 +20,7 @@ constexpr int64_t kEventPollNs = 200'000;
 
 // Position in the request of the last kept token of each chunk.
 std::vector<uint32_t> LastPositions(const TransferShape& shape, const std::vector<ChunkCut>& cuts) {
-  std::vector<uint32_t> positions;
-  positions.reserve(shape.kept_count());
-  for (const TokenRange& run : shape.kept) {
-    for (uint32_t i = 0; i < run.count; ++i) positions.push_back(run.first + i);
-  }
+  const std::vector<uint32_t> positions = PositionsOf(shape.kept);
   std::vector<uint32_t> last;
   last.reserve(cuts.size());
   for (const ChunkCut& cut : cuts) last.push_back(positions[cut.token_first + cut.token_count - 1]);

@@ -95,8 +95,8 @@ void Transfer::Apply(Event event, absl::Status why) {
                     absl::StrCat("all was sent but the receiver's receipt did not arrive: ", std::string(why.message())));
   }
   if (group_ != nullptr && IsTerminal(transition.next)) {
-    switch (group_->OnEnding(part().index, transition.next, why, transition.action == Action::kOutcomeUnknown)) {
-      case PartGroup::Ruling::kEnds: group_->AgreeOn(part().index, &transition.next, &why); break;
+    switch (group_->OnEnding(part().index, transition.action == Action::kOutcomeUnknown, &transition.next, &why)) {
+      case PartGroup::Ruling::kEnds: break;
       case PartGroup::Ruling::kWillCommit: return;
       case PartGroup::Ruling::kHasCommitted: return Apply(Event::kCommit);
     }

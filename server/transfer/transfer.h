@@ -22,6 +22,8 @@
 
 namespace spectrumkv {
 
+inline MetricRole MetricRoleOf(Role role) { return role == Role::kSender ? MetricRole::kSender : MetricRole::kReceiver; }
+
 class PartGroup;
 class Transfer;
 struct RetainedSource;  // refinement.h, as the next
@@ -183,7 +185,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   }
   // The stage an error of now belongs to, for the metric.
   MetricStage ErrorStage() const;
-  MetricRole metric_role() const { return role() == Role::kSender ? MetricRole::kSender : MetricRole::kReceiver; }
+  MetricRole metric_role() const { return MetricRoleOf(role()); }
 
   std::shared_ptr<PartGroup> group_;  // null: the transfer has one part
   Link link_;

@@ -244,4 +244,12 @@ Pool::~Pool() {
   shm_unlink(name_.c_str());
 }
 
+int RunOnCluster(const char* name, const ClusterOptions& options, const std::function<absl::Status(const Cluster&)>& run) {
+  const absl::StatusOr<Cluster> cluster = Cluster::Start(options);
+  const absl::Status status = cluster.ok() ? run(*cluster) : cluster.status();
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "%s: %s\n", name, status.ToString().c_str());
+  return 1;
+}
+
 }  // namespace spectrumkv::bench

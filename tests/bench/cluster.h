@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -97,5 +98,8 @@ class Pool {
   uint64_t bytes_ = 0;
   v1::PoolRef ref_;
 };
+
+// Two daemons for `run`. The exit status of the benchmark `name`: 1 after words on stderr where something failed.
+int RunOnCluster(const char* name, const ClusterOptions& options, const std::function<absl::Status(const Cluster&)>& run);
 
 }  // namespace spectrumkv::bench

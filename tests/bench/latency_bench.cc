@@ -178,16 +178,12 @@ int RunLatencyBench(int argc, char** argv) {
     std::printf("%s%s", bench::kUsage, bench::kClusterUsage);
     return 0;
   }
-  absl::StatusOr<bench::Cluster> cluster = bench::Cluster::Start(options.cluster);
-  absl::Status status = cluster.status();
-  if (status.ok()) status = bench::RunSmall(options, *cluster);
-  if (status.ok() && options.repeat > 0) status = bench::RunFirstLayer(options, *cluster);
-  if (!status.ok()) {
-    std::fprintf(stderr, "latency: %s\n", status.ToString().c_str());
-    return 1;
-  }
-  if (options.idle_seconds > 0) bench::RunIdle(options, *cluster);
-  return 0;
+  return bench::RunOnCluster("latency", options.cluster, [&options](const bench::Cluster& cluster) {
+    absl::Status status = bench::RunSmall(options, cluster);
+    if (status.ok() && options.repeat > 0) status = bench::RunFirstLayer(options, cluster);
+    if (status.ok() && options.idle_seconds > 0) bench::RunIdle(options, cluster);
+    return status;
+  });
 }
 
 }  // namespace spectrumkv

@@ -166,21 +166,15 @@ int RunRefineBench(int argc, char** argv) {
     std::printf("%s%s", bench::kUsage, bench::kClusterUsage);
     return 0;
   }
-  absl::StatusOr<bench::Cluster> cluster = bench::Cluster::Start(options.cluster);
-  absl::Status status = cluster.status();
-  if (status.ok()) {
-    absl::StatusOr<bench::Scene> scene = bench::Scene::Create(*cluster, options.shape, options.tokens);
-    status = scene.status();
+  return bench::RunOnCluster("refine", options.cluster, [&options](const bench::Cluster& cluster) {
+    absl::StatusOr<bench::Scene> scene = bench::Scene::Create(cluster, options.shape, options.tokens);
+    absl::Status status = scene.status();
     for (size_t i = 0; i < options.variants.size() && status.ok(); ++i) {
-      status = bench::RunExact(options, *cluster, scene->request, options.variants[i]);
-      if (status.ok() && options.others > 0) status = bench::RunOthers(options, *cluster, scene->request, options.variants[i]);
+      status = bench::RunExact(options, cluster, scene->request, options.variants[i]);
+      if (status.ok() && options.others > 0) status = bench::RunOthers(options, cluster, scene->request, options.variants[i]);
     }
-  }
-  if (!status.ok()) {
-    std::fprintf(stderr, "refine: %s\n", status.ToString().c_str());
-    return 1;
-  }
-  return 0;
+    return status;
+  });
 }
 
 }  // namespace spectrumkv

@@ -14,6 +14,14 @@ namespace {
 
 class HoldTest : public PoolTest {
  protected:
+  // With a generation for each of its eight blocks behind them.
+  static PoolSchema SchemaWithGenerations() {
+    PoolSchema schema = MakeSchema("lpbthd");
+    const uint64_t at = schema.segments[0].size_bytes;
+    schema.segments[0].size_bytes += 8 * 8;
+    schema.generations = PoolSchema::Generations{0, at};
+    return schema;
+  }
   // Registers `schema` over shared memory and maps the same memory here.
   std::string RegisterShm(PoolSchema schema, int fill = 1) {
     object_ = std::make_unique<ShmObject>(schema.segments[0].size_bytes, fill);
@@ -105,10 +113,7 @@ TEST_F(HoldTest, AHundredThousandScatteredBlocks) {
 }
 
 TEST_F(HoldTest, SkippedTokensAreOfSomebodyElse) {
-  PoolSchema schema = MakeSchema("lpbthd");
-  const uint64_t at = schema.segments[0].size_bytes;
-  schema.segments[0].size_bytes += 8 * 8;
-  schema.generations = PoolSchema::Generations{0, at};
+  const PoolSchema schema = SchemaWithGenerations();
   const std::string pool = RegisterShm(schema, 0xAB);
   const std::vector<uint64_t> table = {6, 2, 3};
   const auto place = [&](const TensorSchema& tensor, uint32_t t) { return OffsetOf(tensor, table[t / 4], t % 4, 0, 0); };
@@ -170,12 +175,9 @@ TEST_F(HoldTest, ZeroTailClearsTheTailAndNothingElse) {
 }
 
 TEST_F(HoldTest, GenerationsAreThoseOfTheTokensBlocks) {
-  PoolSchema schema = MakeSchema("lpbthd");
-  const uint64_t at = schema.segments[0].size_bytes;
-  schema.segments[0].size_bytes += 8 * 8;
-  schema.generations = PoolSchema::Generations{0, at};
+  const PoolSchema schema = SchemaWithGenerations();
   const std::string pool = RegisterShm(schema);
-  auto* table = reinterpret_cast<uint64_t*>(mapping_->data() + at);
+  auto* table = reinterpret_cast<uint64_t*>(mapping_->data() + schema.generations->offset_bytes);
   for (uint64_t b = 0; b < 8; ++b) table[b] = 100 + b;
   const auto hold = Source(pool, Blocks({{5, 1}, {0, 2}}), 12);
   EXPECT_TRUE(hold->has_generations());
@@ -231,12 +233,9 @@ TEST_F(HoldTest, ATicketGivesBackWhatNobodyHasHadSince) {
 }
 
 TEST_F(HoldTest, ATicketSeesGenerations) {
-  PoolSchema schema = MakeSchema("lpbthd");
-  const uint64_t at = schema.segments[0].size_bytes;
-  schema.segments[0].size_bytes += 8 * 8;
-  schema.generations = PoolSchema::Generations{0, at};
+  const PoolSchema schema = SchemaWithGenerations();
   const std::string pool = RegisterShm(schema);
-  auto* table = reinterpret_cast<uint64_t*>(mapping_->data() + at);
+  auto* table = reinterpret_cast<uint64_t*>(mapping_->data() + schema.generations->offset_bytes);
   const std::shared_ptr<BlockTicket> ticket = Target(pool, Blocks({{5, 1}, {0, 2}}), 12)->Ticket();
   table[7] += 2;  // of somebody else
   EXPECT_TRUE((*ticket->Reserve())->Fresh(0, 11));

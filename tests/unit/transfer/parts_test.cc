@@ -52,14 +52,13 @@ TEST(PartGroup, PartsOfAReceiverAgreeOnTheFirstEnd) {
     const auto group = std::make_shared<PartGroup>(role, "t", 2, &engine, PartGroup::Host{});
     TransferState state = TransferState::kFailed;
     absl::Status why = first;
-    EXPECT_EQ(group->OnEnding(1, state, why, false), PartGroup::Ruling::kEnds);
-    group->AgreeOn(1, &state, &why);
+    EXPECT_EQ(group->OnEnding(1, false, &state, &why), PartGroup::Ruling::kEnds);
+    EXPECT_EQ(state, TransferState::kFailed);
     EXPECT_EQ(why, first) << "what it said itself";
 
     state = TransferState::kExpired;
     why = own;
-    EXPECT_EQ(group->OnEnding(0, state, why, false), PartGroup::Ruling::kEnds);
-    group->AgreeOn(0, &state, &why);
+    EXPECT_EQ(group->OnEnding(0, false, &state, &why), PartGroup::Ruling::kEnds);
     const bool agrees = role == Role::kReceiver;  // a sender's part knows best whether its own outcome is known
     EXPECT_EQ(state, agrees ? TransferState::kFailed : TransferState::kExpired);
     EXPECT_EQ(ReasonOf(why), agrees ? "PEER_GAVE_UP" : "DEADLINE_EXCEEDED");
