@@ -2,7 +2,8 @@
 """Prints docs/test-results.md from what `scripts/test --long` left in a folder.
 
 test_report.py FOLDER: RUN.xml and RUN.json as test_summary.py reads them, RUN.about beside each (lines "key: value":
-date, commit, machine, only), clang-tidy.log with clang-tidy.about. What has not been run is said.
+date, commit, machine, only), clang-tidy.log with clang-tidy.about. What has not been run is said. Tests of a part that
+were run again alone, after a fault was mended, say: PART.match of its whole run PART.
 """
 
 import os
@@ -33,6 +34,12 @@ def part_of(run):
     return run.split(".", 1)[0]
 
 
+def latest(cases):
+    """Without what a whole run said of tests that were run once more, by name or label, after it."""
+    again = {(part_of(run), name) for run, name, *_ in cases if run != part_of(run)}
+    return [case for case in cases if case[0] != part_of(case[0]) or (case[0], case[1]) not in again]
+
+
 def rows_of_tests(cases):
     counts, seconds = defaultdict(Counter), Counter()
     for run, _, status, took, labels, _ in cases:
@@ -50,8 +57,8 @@ def print_parts(abouts):
         if not own:
             print(f"| {part} | {what} | not run | |")
             continue
-        only = sorted(about["only"] for about in own.values() if "only" in about)
-        ran = "all" if len(only) < len(own) else "only " + "; ".join(only).replace("|", "\\|")
+        only = "; ".join(sorted(about["only"] for about in own.values() if "only" in about)).replace("|", "\\|")
+        ran = f"only {only}" if part not in own else f"all, then once more {only}" if only else "all"
         dates = sorted({about.get("date", "?") for about in own.values()})
         commits = sorted({about.get("commit", "?") for about in own.values()})
         print(f"| {part} | {what} | {ran}; {', '.join(dates)} | {', '.join(f'`{c}`' for c in commits)} |")
@@ -84,8 +91,8 @@ def main():
     folder = sys.argv[1]
     runs = sorted(name[:-len(".about")] for name in os.listdir(folder) if name.endswith(".about"))
     abouts = {run: read_about(os.path.join(folder, run + ".about")) for run in runs}
-    cases = [case for run in runs if os.path.exists(os.path.join(folder, run + ".xml"))
-             for case in test_summary.read(os.path.join(folder, run + ".xml"))]
+    cases = latest([case for run in runs if os.path.exists(os.path.join(folder, run + ".xml"))
+                    for case in test_summary.read(os.path.join(folder, run + ".xml"))])
     print("# Results of the long tests\n\n"
           "`scripts/test --long` writes this page; `--part` runs one part of it, `--only` one label. A part that was not run\n"
           "since the build folders were made is said to be so.\n")

@@ -15,7 +15,7 @@ namespace spectrumkv {
 namespace bench {
 namespace {
 
-constexpr char kUsage[] =
+constexpr char kE2eUsage[] =
     "usage: spectrumkv_bench e2e [options]\n"
     "  --tokens N         of the transfer (8192)\n"
     "  --layers N --heads N --head-dim N --block-tokens N   (8, 8, 128, 16: pages of 32 KiB)\n"
@@ -27,7 +27,7 @@ constexpr char kUsage[] =
     "  --link NAME        how the rows call the network (loopback)\n"
     "  --json             one JSON object per line\n";
 
-struct Options {
+struct E2eOptions {
   ClusterOptions cluster;
   Shape shape;
   uint32_t tokens = 8192, repeat = 5, warm_up = 2;
@@ -36,7 +36,7 @@ struct Options {
   bool json = false, help = false;
 
   bool Parse(int argc, char** argv) {
-    Flags flags(std::string(kUsage) + kClusterUsage);
+    Flags flags(std::string(kE2eUsage) + kClusterUsage);
     cluster.AddFlags(&flags);
     flags.Add("--tokens", &tokens, 1, 1 << 20);
     flags.Add("--layers", &shape.layers, 1, 256);
@@ -71,7 +71,7 @@ struct Contestant {
 
 class Bench {
  public:
-  explicit Bench(Options options) : options_(std::move(options)) {}
+  explicit Bench(E2eOptions options) : options_(std::move(options)) {}
 
   absl::Status Prepare() {
     const Shape& shape = options_.shape;
@@ -87,8 +87,8 @@ class Bench {
     return absl::OkStatus();
   }
 
-  // All take turns, so that a machine that changes its speed changes it for all. And all processes are new in each round
-  // and warmed up: a pair may be half as fast again as the next, for as long as it lives, with whatever system.
+  // All take turns, so that a machine that changes its speed changes it for all. And all processes are new in each
+  // round and warmed up: a pair may be half as fast again as the next, for as long as it lives, with whatever system.
   // What arrived is checked in the first round.
   absl::Status Run() {
     for (uint32_t round = 0; round < options_.repeat; ++round) {
@@ -106,9 +106,10 @@ class Bench {
 
   void Print() const {
     if (!options_.json) {
-      std::printf("%u tokens, %.3f GB of raw KV in %llu pages of %llu bytes, %s, %s, medians of %u\n", options_.tokens, gb_,
-                  static_cast<unsigned long long>(pages_), static_cast<unsigned long long>(options_.shape.block_bytes()),
-                  options_.link.c_str(), options_.cluster.security(), options_.repeat);
+      std::printf("%u tokens, %.3f GB of raw KV in %llu pages of %llu bytes, %s, %s, medians of %u\n", options_.tokens,
+                  gb_, static_cast<unsigned long long>(pages_),
+                  static_cast<unsigned long long>(options_.shape.block_bytes()), options_.link.c_str(),
+                  options_.cluster.security(), options_.repeat);
     }
     PrintRow(copy_, "baseline");
     PrintRow(socket_, "baseline");
@@ -177,15 +178,18 @@ class Bench {
     const Summary seconds = Summarize(c.seconds), cpu = Summarize(c.cpu_per_gb);
     const double to_socket = Summarize(socket_.seconds).median / seconds.median;
     if (!options_.json) {
-      std::printf("%-10s %9.1f ms [%.1f..%.1f] %7.2f GB/s %7.3f of raw bytes %6.2fx socket %7.3f CPU-s/GB\n", c.name.c_str(),
-                  seconds.median * 1e3, seconds.min * 1e3, seconds.max * 1e3, gb_ / seconds.median, c.wire_share, to_socket,
-                  cpu.median);
+      std::printf("%-10s %9.1f ms [%.1f..%.1f] %7.2f GB/s %7.3f of raw bytes %6.2fx socket %7.3f CPU-s/GB\n",
+                  c.name.c_str(), seconds.median * 1e3, seconds.min * 1e3, seconds.max * 1e3, gb_ / seconds.median,
+                  c.wire_share, to_socket, cpu.median);
       return;
     }
     JsonRow row;
     row.Add("bench", "e2e").Add("kind", kind).Add("name", c.name).Add("link", options_.link);
     row.Add("security", options_.cluster.security()).Add("page_bytes", options_.shape.block_bytes());
-    row.Add("tokens", options_.tokens).Add("layers", options_.shape.layers).Add("kv_gb", gb_).Add("repeat", options_.repeat);
+    row.Add("tokens", options_.tokens)
+        .Add("layers", options_.shape.layers)
+        .Add("kv_gb", gb_)
+        .Add("repeat", options_.repeat);
     row.Add("seconds", seconds).Add("gb_per_second", gb_ / seconds.median).Add("ratio_to_socket", to_socket);
     row.Add("cpu_s_per_gb", cpu).Add("wire_share", c.wire_share);
     if (!c.first_layer_share.empty()) {
@@ -194,7 +198,7 @@ class Bench {
     row.Print();
   }
 
-  const Options options_;
+  const E2eOptions options_;
   uint64_t pages_ = 0;
   double gb_ = 0;
   std::vector<Variant> variants_;
@@ -206,10 +210,10 @@ class Bench {
 }  // namespace bench
 
 int RunE2eBench(int argc, char** argv) {
-  bench::Options options;
+  bench::E2eOptions options;
   if (!options.Parse(argc, argv)) return 2;
   if (options.help) {
-    std::printf("%s%s", bench::kUsage, bench::kClusterUsage);
+    std::printf("%s%s", bench::kE2eUsage, bench::kClusterUsage);
     return 0;
   }
   bench::Bench bench(options);

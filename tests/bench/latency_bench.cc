@@ -14,7 +14,7 @@ namespace spectrumkv {
 namespace bench {
 namespace {
 
-constexpr char kUsage[] =
+constexpr char kLatencyUsage[] =
     "usage: spectrumkv_bench latency [options]\n"
     "  --transfers N      of each row; 20 more warm up (500)\n"
     "  --tokens N         of a small transfer (128)\n"
@@ -26,7 +26,7 @@ constexpr char kUsage[] =
 
 constexpr uint32_t kWarmUp = 20;
 
-struct Options {
+struct LatencyOptions {
   ClusterOptions cluster;
   Shape shape{30, 3, 64, 16, 0};
   std::vector<std::string> layers, variants;
@@ -34,7 +34,7 @@ struct Options {
   bool json = false, help = false;
 
   bool Parse(int argc, char** argv) {
-    Flags flags(std::string(kUsage) + kClusterUsage);
+    Flags flags(std::string(kLatencyUsage) + kClusterUsage);
     cluster.AddFlags(&flags);
     flags.Add("--transfers", &transfers, 1, 100000);
     flags.Add("--tokens", &tokens, 1, 1 << 16);
@@ -85,20 +85,27 @@ void AddPercentiles(JsonRow* row, const std::string& name, const std::vector<dou
   row->Add((name + "_max_ms").c_str(), Percentile(seconds, 1) * 1e3);
 }
 
-void PrintSmall(const Options& options, const Shape& shape, const Variant& variant, const Samples& s) {
+void PrintSmall(const LatencyOptions& options, const Shape& shape, const Variant& variant, const Samples& s) {
   const double cpu_ms = s.cpu_s * 1e3 / static_cast<double>(s.committed_s.size());
   if (!options.json) {
-    std::printf("%2u layers %-6s Send to COMMITTED p50 %6.3f p99 %6.3f max %6.3f ms; with Expect p50 %6.3f p99 %6.3f ms; "
-                "Send call %5.3f ms; CPU %5.3f ms\n",
-                shape.layers, variant.name.c_str(), Percentile(s.committed_s, 0.5) * 1e3, Percentile(s.committed_s, 0.99) * 1e3,
-                Percentile(s.committed_s, 1) * 1e3, Percentile(s.total_s, 0.5) * 1e3, Percentile(s.total_s, 0.99) * 1e3,
-                Percentile(s.send_call_s, 0.5) * 1e3, cpu_ms);
+    std::printf(
+        "%2u layers %-6s Send to COMMITTED p50 %6.3f p99 %6.3f max %6.3f ms; with Expect p50 %6.3f p99 %6.3f ms; "
+        "Send call %5.3f ms; CPU %5.3f ms\n",
+        shape.layers, variant.name.c_str(), Percentile(s.committed_s, 0.5) * 1e3, Percentile(s.committed_s, 0.99) * 1e3,
+        Percentile(s.committed_s, 1) * 1e3, Percentile(s.total_s, 0.5) * 1e3, Percentile(s.total_s, 0.99) * 1e3,
+        Percentile(s.send_call_s, 0.5) * 1e3, cpu_ms);
     std::fflush(stdout);
     return;
   }
   JsonRow row;
-  row.Add("bench", "latency").Add("kind", "small").Add("security", options.cluster.security()).Add("name", variant.name);
-  row.Add("layers", shape.layers).Add("heads", shape.heads).Add("head_dim", shape.head_dim).Add("tokens", options.tokens);
+  row.Add("bench", "latency")
+      .Add("kind", "small")
+      .Add("security", options.cluster.security())
+      .Add("name", variant.name);
+  row.Add("layers", shape.layers)
+      .Add("heads", shape.heads)
+      .Add("head_dim", shape.head_dim)
+      .Add("tokens", options.tokens);
   row.Add("transfers", options.transfers);
   AddPercentiles(&row, "committed", s.committed_s);
   AddPercentiles(&row, "with_expect", s.total_s);
@@ -107,7 +114,7 @@ void PrintSmall(const Options& options, const Shape& shape, const Variant& varia
   row.Add("cpu_ms", cpu_ms).Print();
 }
 
-absl::Status RunSmall(const Options& options, const Cluster& cluster) {
+absl::Status RunSmall(const LatencyOptions& options, const Cluster& cluster) {
   for (const std::string& layers : options.layers) {
     Shape shape = options.shape;
     shape.layers = static_cast<uint32_t>(std::atoi(layers.c_str()));
@@ -126,7 +133,7 @@ absl::Status RunSmall(const Options& options, const Cluster& cluster) {
 }
 
 // 32 layers of 8 heads x 128, 2048 tokens: 268 MB.
-absl::Status RunFirstLayer(const Options& options, const Cluster& cluster) {
+absl::Status RunFirstLayer(const LatencyOptions& options, const Cluster& cluster) {
   constexpr Shape kLarge{32, 8, 128, 16, 0};
   constexpr uint32_t kTokens = 2048;
   absl::StatusOr<Scene> scene = Scene::Create(cluster, kLarge, kTokens);
@@ -139,21 +146,25 @@ absl::Status RunFirstLayer(const Options& options, const Cluster& cluster) {
     const Summary first = Summarize(samples->first_layer_s), whole = Summarize(samples->committed_s);
     if (options.json) {
       JsonRow row;
-      row.Add("bench", "latency").Add("kind", "first_layer").Add("security", options.cluster.security()).Add("name", name);
+      row.Add("bench", "latency")
+          .Add("kind", "first_layer")
+          .Add("security", options.cluster.security())
+          .Add("name", name);
       row.Add("layers", kLarge.layers).Add("tokens", kTokens).Add("first_layer_s", first).Add("seconds", whole).Print();
     } else {
-      std::printf("%u layers, %u tokens, %-6s first layer ready after %6.1f ms [%.1f..%.1f] of %6.1f ms: %.3f\n", kLarge.layers,
-                  kTokens, name.c_str(), first.median * 1e3, first.min * 1e3, first.max * 1e3, whole.median * 1e3,
-                  first.median / whole.median);
+      std::printf("%u layers, %u tokens, %-6s first layer ready after %6.1f ms [%.1f..%.1f] of %6.1f ms: %.3f\n",
+                  kLarge.layers, kTokens, name.c_str(), first.median * 1e3, first.min * 1e3, first.max * 1e3,
+                  whole.median * 1e3, first.median / whole.median);
       std::fflush(stdout);
     }
   }
   return absl::OkStatus();
 }
 
-void RunIdle(const Options& options, const Cluster& cluster) {
+void RunIdle(const LatencyOptions& options, const Cluster& cluster) {
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  const double begin = Now(), prefill = ProcessCpuSeconds(cluster.prefill->pid()), decode = ProcessCpuSeconds(cluster.decode->pid());
+  const double begin = Now(), prefill = ProcessCpuSeconds(cluster.prefill->pid()),
+               decode = ProcessCpuSeconds(cluster.decode->pid());
   std::this_thread::sleep_for(std::chrono::seconds(options.idle_seconds));
   const double wall = Now() - begin;
   const double prefill_share = (ProcessCpuSeconds(cluster.prefill->pid()) - prefill) / wall;
@@ -172,10 +183,10 @@ void RunIdle(const Options& options, const Cluster& cluster) {
 }  // namespace bench
 
 int RunLatencyBench(int argc, char** argv) {
-  bench::Options options;
+  bench::LatencyOptions options;
   if (!options.Parse(argc, argv)) return 2;
   if (options.help) {
-    std::printf("%s%s", bench::kUsage, bench::kClusterUsage);
+    std::printf("%s%s", bench::kLatencyUsage, bench::kClusterUsage);
     return 0;
   }
   return bench::RunOnCluster("latency", options.cluster, [&options](const bench::Cluster& cluster) {

@@ -14,7 +14,7 @@ namespace spectrumkv {
 namespace bench {
 namespace {
 
-constexpr char kUsage[] =
+constexpr char kRefineUsage[] =
     "usage: spectrumkv_bench refine [options]\n"
     "  --tokens N         of the prompt (4096)\n"
     "  --layers N --heads N --head-dim N --block-tokens N    of the model (16; 8; 128; 16)\n"
@@ -26,7 +26,7 @@ constexpr char kUsage[] =
     "  --link NAME        a word for the rows (loopback)\n"
     "  --json             one JSON object per line\n";
 
-struct Options {
+struct RefineOptions {
   ClusterOptions cluster;
   Shape shape{16, 8, 128, 16, 0};
   std::vector<std::string> variants;
@@ -35,7 +35,7 @@ struct Options {
   bool json = false, help = false;
 
   bool Parse(int argc, char** argv) {
-    Flags flags(std::string(kUsage) + kClusterUsage);
+    Flags flags(std::string(kRefineUsage) + kClusterUsage);
     cluster.AddFlags(&flags);
     flags.Add("--tokens", &tokens, 64, 1 << 20);
     flags.Add("--layers", &shape.layers, 1, 256);
@@ -66,7 +66,8 @@ absl::StatusOr<Variant> RetainedVariant(const std::string& name) {
 }
 
 // Time to base and to exact of one variant, in turn with RAW alone.
-absl::Status RunExact(const Options& options, const Cluster& cluster, const Request& request, const std::string& name) {
+absl::Status RunExact(const RefineOptions& options, const Cluster& cluster, const Request& request,
+                      const std::string& name) {
   absl::StatusOr<Variant> base = RetainedVariant(name), raw = VariantOf("RAW");
   if (!base.ok()) return base.status();
   std::vector<double> base_s, exact_s, raw_s;
@@ -94,20 +95,25 @@ absl::Status RunExact(const Options& options, const Cluster& cluster, const Requ
   const Summary to_base = Summarize(base_s), to_exact = Summarize(exact_s), alone = Summarize(raw_s);
   if (options.json) {
     JsonRow row;
-    row.Add("bench", "refine").Add("kind", "exact").Add("link", options.link).Add("security", options.cluster.security());
+    row.Add("bench", "refine")
+        .Add("kind", "exact")
+        .Add("link", options.link)
+        .Add("security", options.cluster.security());
     row.Add("name", name).Add("mode", options.mode).Add("tokens", options.tokens).Add("base_s", to_base);
     row.Add("exact_s", to_exact).Add("raw_s", alone).Add("bytes_to_raw", bytes / raw_bytes);
     row.Add("relative_error", 0.0).Print();
   } else {
-    std::printf("%-6s %s: base after %8.1f ms, exact after %8.1f ms; RAW alone %8.1f ms; %.2f of its bytes\n", name.c_str(),
-                options.mode.c_str(), to_base.median * 1e3, to_exact.median * 1e3, alone.median * 1e3, bytes / raw_bytes);
+    std::printf("%-6s %s: base after %8.1f ms, exact after %8.1f ms; RAW alone %8.1f ms; %.2f of its bytes\n",
+                name.c_str(), options.mode.c_str(), to_base.median * 1e3, to_exact.median * 1e3, alone.median * 1e3,
+                bytes / raw_bytes);
     std::fflush(stdout);
   }
   return absl::OkStatus();
 }
 
 // First transfers while a refinement runs, and without one, in turn.
-absl::Status RunOthers(const Options& options, const Cluster& cluster, const Request& request, const std::string& name) {
+absl::Status RunOthers(const RefineOptions& options, const Cluster& cluster, const Request& request,
+                       const std::string& name) {
   absl::StatusOr<Variant> base = RetainedVariant(name), plain = VariantOf(name);
   if (!base.ok()) return base.status();
   absl::StatusOr<Scene> other = Scene::Create(cluster, options.shape, options.other_tokens);
@@ -160,10 +166,10 @@ absl::Status RunOthers(const Options& options, const Cluster& cluster, const Req
 }  // namespace bench
 
 int RunRefineBench(int argc, char** argv) {
-  bench::Options options;
+  bench::RefineOptions options;
   if (!options.Parse(argc, argv)) return 2;
   if (options.help) {
-    std::printf("%s%s", bench::kUsage, bench::kClusterUsage);
+    std::printf("%s%s", bench::kRefineUsage, bench::kClusterUsage);
     return 0;
   }
   return bench::RunOnCluster("refine", options.cluster, [&options](const bench::Cluster& cluster) {
@@ -171,7 +177,8 @@ int RunRefineBench(int argc, char** argv) {
     absl::Status status = scene.status();
     for (size_t i = 0; i < options.variants.size() && status.ok(); ++i) {
       status = bench::RunExact(options, cluster, scene->request, options.variants[i]);
-      if (status.ok() && options.others > 0) status = bench::RunOthers(options, cluster, scene->request, options.variants[i]);
+      if (status.ok() && options.others > 0)
+        status = bench::RunOthers(options, cluster, scene->request, options.variants[i]);
     }
     return status;
   });

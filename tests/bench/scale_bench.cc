@@ -16,7 +16,7 @@ namespace spectrumkv {
 namespace bench {
 namespace {
 
-constexpr char kUsage[] =
+constexpr char kScaleUsage[] =
     "usage: spectrumkv_bench scale [options]\n"
     "  --sweeps LIST      tokens,layers,heads,block_tokens,streams,concurrent,blocks (all)\n"
     "  --variants LIST    RAW,P8,P4,Q8,Q4,Q3,Q2 or b=BUDGET (RAW,P8)\n"
@@ -27,14 +27,14 @@ constexpr char kUsage[] =
 // Given to the daemons, so that the staging memory is known here.
 constexpr uint64_t kSendSlots = 32, kReceiveSlots = 64, kSlotMib = 2;
 
-struct Options {
+struct ScaleOptions {
   ClusterOptions cluster;
   std::vector<std::string> sweeps, variants;
   uint32_t repeat = 5, max_gib = 6;
   bool json = false, help = false;
 
   bool Parse(int argc, char** argv) {
-    Flags flags(std::string(kUsage) + kClusterUsage);
+    Flags flags(std::string(kScaleUsage) + kClusterUsage);
     cluster.AddFlags(&flags);
     flags.Add("--sweeps", &sweeps);
     flags.Add("--variants", &variants);
@@ -97,7 +97,7 @@ struct Round {
 
 class PointRun {
  public:
-  PointRun(const Options& options, Cluster* cluster, const Point& point)
+  PointRun(const ScaleOptions& options, Cluster* cluster, const Point& point)
       : options_(options), cluster_(cluster), point_(point) {}
 
   absl::Status Prepare() {
@@ -189,11 +189,12 @@ class PointRun {
     const double prefill_mib = static_cast<double>(ProcessOwnBytes(cluster_->prefill->pid())) / (1 << 20);
     const double decode_mib = static_cast<double>(ProcessOwnBytes(cluster_->decode->pid())) / (1 << 20);
     if (!options_.json) {
-      std::printf("%-12s %6u %-6s %8.1f ms [%.1f..%.1f] %6.2f GB/s %6.3f CPU-s/GB; memory %4.0f and %4.0f MiB; "
-                  "slowest/median %.2f; Expect %.2f ms, Send %.2f ms\n",
-                  point_.sweep, point_.value, variant.name.c_str(), took.median * 1e3, took.min * 1e3, took.max * 1e3,
-                  point_.kv_gb() / took.median, cpu_per_gb.median, prefill_mib, decode_mib, slowest.median,
-                  Summarize(expect).median * 1e3, Summarize(send_call).median * 1e3);
+      std::printf(
+          "%-12s %6u %-6s %8.1f ms [%.1f..%.1f] %6.2f GB/s %6.3f CPU-s/GB; memory %4.0f and %4.0f MiB; "
+          "slowest/median %.2f; Expect %.2f ms, Send %.2f ms\n",
+          point_.sweep, point_.value, variant.name.c_str(), took.median * 1e3, took.min * 1e3, took.max * 1e3,
+          point_.kv_gb() / took.median, cpu_per_gb.median, prefill_mib, decode_mib, slowest.median,
+          Summarize(expect).median * 1e3, Summarize(send_call).median * 1e3);
       std::fflush(stdout);
       return;
     }
@@ -206,7 +207,7 @@ class PointRun {
     row.Add("expect_s", Summarize(expect)).Add("send_call_s", Summarize(send_call)).Print();
   }
 
-  const Options& options_;
+  const ScaleOptions& options_;
   Cluster* cluster_;
   const Point point_;
   std::unique_ptr<Pool> source_, target_;
@@ -214,11 +215,11 @@ class PointRun {
 };
 
 // Fresh daemons for each point: its memory is its own, and so are its streams.
-absl::Status RunPoint(const Options& options, const Point& point) {
+absl::Status RunPoint(const ScaleOptions& options, const Point& point) {
   const double gib = 2 * point.kv_gb() * 1e9 / (1 << 30);
   if (gib > options.max_gib) {
-    std::fprintf(stderr, "scale: left out %s=%u: its pools need %.1f GiB, --max-gib is %u\n", point.sweep, point.value, gib,
-                 options.max_gib);
+    std::fprintf(stderr, "scale: left out %s=%u: its pools need %.1f GiB, --max-gib is %u\n", point.sweep, point.value,
+                 gib, options.max_gib);
     return absl::OkStatus();
   }
   ClusterOptions with_streams = options.cluster;
@@ -239,16 +240,16 @@ absl::Status RunPoint(const Options& options, const Point& point) {
 }  // namespace bench
 
 int RunScaleBench(int argc, char** argv) {
-  bench::Options options;
+  bench::ScaleOptions options;
   if (!options.Parse(argc, argv)) return 2;
   if (options.help) {
-    std::printf("%s%s", bench::kUsage, bench::kClusterUsage);
+    std::printf("%s%s", bench::kScaleUsage, bench::kClusterUsage);
     return 0;
   }
   for (const std::string& sweep : options.sweeps) {
     const std::vector<bench::Point> points = bench::PointsOf(sweep);
     if (points.empty()) {
-      std::fprintf(stderr, "scale: unknown sweep '%s'\n%s", sweep.c_str(), bench::kUsage);
+      std::fprintf(stderr, "scale: unknown sweep '%s'\n%s", sweep.c_str(), bench::kScaleUsage);
       return 2;
     }
     for (const bench::Point& point : points) {

@@ -93,7 +93,7 @@ absl::StatusOr<Variant> VariantOf(const std::string& name) {
     variant.policy.set_allocator(v1::ALLOCATOR_RAW);
     variant.policy.set_budget(1.1);
   } else if (name.rfind("b=", 0) == 0) {
-    variant.policy.set_allocator(v1::ALLOCATOR_GREEDY);
+    variant.policy.set_allocator(v1::ALLOCATOR_OPTIMAL);
     variant.policy.set_budget(std::atof(name.c_str() + 2));
   } else if (v1::Tier_Parse("TIER_" + name, &tier)) {
     variant.policy.set_allocator(v1::ALLOCATOR_UNIFORM);

@@ -18,6 +18,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BASE = "localhost/debian:bookworm-slim"
 IMAGE, WORKER = "localhost/spectrumkv:test", "localhost/spectrumkv-demo-worker:test"
+CUDA_IMAGE, TOOLKIT = "localhost/spectrumkv:cuda-test", "localhost/cuda-toolkit:test"
 NEEDED = ("podman", "buildah", "debootstrap", "runc", "catatonit", "iptables", "openssl")
 _BUILD_S = 3000
 
@@ -125,6 +126,22 @@ class Podman:
                                   check=False).stdout.strip()  # fmt: skip
         self.build(IMAGE, "Dockerfile", "--build-arg", f"REVISION={revision}")
         return revision
+
+    def make_toolkit(self, nvcc):
+        """What an image of NVIDIA's lends the compilation, /usr/local/cuda behind a link, made of the toolkit of `nvcc`."""
+        toolkit = pathlib.Path(nvcc).resolve().parents[1]
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            # Neither the libraries of mathematics, gigabytes, nor what is no part of a toolkit.
+            subprocess.run(["tar", "-C", toolkit, "--exclude=./lib/*.so*", "--exclude=./dist-info", "--transform",
+                            "s,^\\.,usr/local/cuda-toolkit,S", "-cf", f"{folder}/toolkit.tar", "."], check=True)  # fmt: skip
+            os.symlink("cuda-toolkit", f"{folder}/cuda")
+            subprocess.run(["tar", "-C", folder, "--transform", "s,^,usr/local/,S", "-rf", f"{folder}/toolkit.tar", "cuda"],
+                           check=True)  # fmt: skip
+            (pathlib.Path(folder) / "Dockerfile").write_text(f"FROM {BASE}\nADD toolkit.tar /\n")
+            self.run("build", "--isolation", "chroot", "-t", TOOLKIT, folder, timeout=_BUILD_S)
+
+    def build_cuda_product(self):
+        self.build(CUDA_IMAGE, "Dockerfile", "--build-arg", f"CUDA_IMAGE={TOOLKIT}")
 
     def build_worker(self):
         self.build(WORKER, "deploy/demo/Dockerfile")

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """The image is built for real, measured, and run as a cluster would run it: another user, nothing to write, no rights."""
 
+import contextlib
 import hashlib
 import json
 import pathlib
+import shutil
 import sys
 import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import containers
-from containers import BASE, IMAGE, ROOT
+from containers import BASE, CUDA_IMAGE, IMAGE, ROOT
 
 LOCKED = ["--read-only", "--read-only-tmpfs=false", "--cap-drop=ALL", "--security-opt=no-new-privileges",
           "--volume", "/run/spectrumkv"]  # fmt: skip
@@ -35,6 +37,20 @@ class ImageTest(unittest.TestCase):
 
     def in_image(self, program, *words, check=True):
         return self.podman.run("run", "--rm", "--network=none", *LOCKED, "--entrypoint", program, IMAGE, *words, check=check)
+
+    @contextlib.contextmanager
+    def running(self, image=IMAGE):
+        """The name of a container that answers its health check."""
+        name = self.podman.run("run", "--detach", "--network=none", *LOCKED, image, "--set", "peer.security=plain").stdout.strip()
+        try:
+            until(lambda: self.podman.run("healthcheck", "run", name, check=False).returncode == 0)
+            yield name
+        except BaseException:
+            print(self.podman.run("logs", name, check=False))
+            raise
+        finally:
+            self.podman.run("kill", "--signal", "CONT", name, check=False)
+            self.podman.run("rm", "--force", "--volumes", name)
 
     def test_size(self):
         whole, base = self.podman.size(IMAGE), self.podman.size(BASE)
@@ -61,9 +77,7 @@ class ImageTest(unittest.TestCase):
         self.assertIn("peer.tls.certificate_file", done.stdout + done.stderr)
 
     def test_locked_down_it_is_healthy(self):
-        name = self.podman.run("run", "--detach", "--network=none", *LOCKED, IMAGE, "--set", "peer.security=plain").stdout.strip()
-        try:
-            until(lambda: self.podman.run("healthcheck", "run", name, check=False).returncode == 0)
+        with self.running() as name:
             status = json.loads(self.podman.run("exec", name, "spectrumkvctl", "status", "--json").stdout)
             self.assertIs(status["ready"], True)
             self.assertEqual(self.podman.run("exec", name, "id", "-u").stdout.strip(), "65532")
@@ -71,21 +85,28 @@ class ImageTest(unittest.TestCase):
             # The daemon is process 1: it gets the signal, drains and ends well.
             self.podman.run("stop", "--time", "20", name)
             self.assertEqual(self.podman.inspect("container", name)["State"]["ExitCode"], 0)
-        except BaseException:
-            print(self.podman.run("logs", name, check=False))
-            raise
-        finally:
-            self.podman.run("rm", "--force", "--volumes", name)
 
     def test_the_health_check_notices_a_daemon_that_hangs(self):
-        name = self.podman.run("run", "--detach", "--network=none", *LOCKED, IMAGE, "--set", "peer.security=plain").stdout.strip()
-        try:
-            until(lambda: self.podman.run("healthcheck", "run", name, check=False).returncode == 0)
+        with self.running() as name:
             self.podman.run("kill", "--signal", "STOP", name)
             self.assertNotEqual(self.podman.run("healthcheck", "run", name, check=False).returncode, 0)
-        finally:
-            self.podman.run("kill", "--signal", "CONT", name, check=False)
-            self.podman.run("rm", "--force", "--volumes", name)
+
+    def test_the_image_for_gpus(self):
+        """CUDA_IMAGE: the toolkit is lent to the compilation and left out of the result, which runs without a GPU too."""
+        nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+        if nvcc is None:
+            self.skipTest("SKIPPED: CUDA_IMAGE: no nvcc here to make an image of")
+        self.podman.make_toolkit(nvcc)
+        start = time.monotonic()
+        self.podman.build_cuda_product()
+        whole = self.podman.size(CUDA_IMAGE)
+        print(f"with CUDA: built in {time.monotonic() - start:.0f} s; {whole / 1e6:.0f} MB")
+        self.assertLess(whole - self.podman.size(BASE), 2 * MAX_OWN_BYTES)
+        for image, why in ((IMAGE, "without CUDA"), (CUDA_IMAGE, "driver")):
+            with self.running(image) as name:
+                status = json.loads(self.podman.run("exec", name, "spectrumkvctl", "status", "--json").stdout)
+                self.assertIn(why, status["no_device_reason"])
+                self.assertNotEqual(self.podman.run("exec", name, "ls", "/usr/local/cuda", check=False).returncode, 0)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import time
 import contents
 import network
 import numpy as np
+import refinements
 import resources
 from real_daemon import RealDaemon
 
@@ -30,6 +31,7 @@ _KEYS = {
     "transfer__default_deadline_ms": 5000,
     "peer__connect_timeout_ms": 1000,
     "lease__default_ttl_ms": 1000 * LEASE_S,
+    "refine__max_rate_bytes": refinements.RATE_BYTES,
 }
 
 

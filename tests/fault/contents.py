@@ -22,7 +22,7 @@ _POLICIES = {
     "b=0.3": dict(budget=0.3, importance="POSITION"),
     "mixed": dict(budget=0.5, importance="POSITION", tiers=["RAW", "P8", "P4"]),
 }
-# What transfers have, whole and layer-wise. Which token gets which tier of a layer-wise source follows from the layers
+# What transfers have (RAW first), whole and layer-wise. Which token gets which tier of a layer-wise source follows from the layers
 # that were ready together, so its tiers are those that decode each token by itself.
 WHOLE_POLICIES = ("RAW", "P8", "Q4", "b=0.3")
 LAYERWISE_POLICIES = ("RAW", "P8", "Q4", "mixed")
@@ -30,8 +30,8 @@ LAYERWISE_POLICIES = ("RAW", "P8", "Q4", "mixed")
 CELLS_OF = {"mixed": ("RAW", "P8", "P4")}
 
 
-def policy(name):
-    return skv.policy(**_POLICIES[name])
+def policy(name, **more):
+    return skv.policy(**_POLICIES[name], **more)
 
 
 def group():

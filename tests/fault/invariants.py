@@ -2,6 +2,7 @@
 
 import contents
 import numpy as np
+import refinements
 from actors import MAX_DEADLINE_S, PROGRESS_S
 from plan import HARMLESS
 
@@ -98,6 +99,26 @@ def survival(world, record):
             yield f"SURVIVAL: {half} after {record.point.kind}, which must fail nothing"
 
 
+def refined(world, record):
+    """REFINED: a refinement ends, within its own deadline plus 1 s, whatever became of the source."""
+    for found in record.refinements.values():
+        limit = refinements.latest_end(record, found.transfer)
+        if not found.state:
+            yield f"REFINED: {found} is not terminal"
+        elif found.state not in ("GONE", "NEVER") and found.ended_at > limit:
+            yield f"REFINED: {found} ended {found.ended_at - limit:.2f} s too late"
+
+
+def _allowed(world, record, transfer):
+    """What each cell of a committed destination may be: as it was sent, or as its source is; that alone where it is said to be
+    exact."""
+    found = record.refinements.get(transfer.name)
+    if found is None:
+        return world.expected(transfer)
+    source = contents.words(world.seed, transfer.content)
+    return [source] if found.exact else [*world.expected(transfer), source]
+
+
 def _differing(a, b):
     return int((a != b).sum())
 
@@ -110,7 +131,7 @@ def destinations(world, record):
         sender, receiver = record.halves[transfer.name, "SENDER"], record.halves[transfer.name, "RECEIVER"]
         if receiver.state == "COMMITTED" or (sender.state == "COMMITTED" and receiver.state == "GONE"):
             words, tail = contents.tokens_of(cache, transfer.target_blocks, transfer.tokens)
-            expected = world.expected(transfer)
+            expected = _allowed(world, record, transfer)
             if wrong := contents.wrong_words(words, expected):
                 yield f"CONTENT: {transfer.name} {transfer.policy}: {wrong} of {words.size} words of a committed transfer"
             if tail.any():
@@ -135,7 +156,7 @@ def notes(world, record):
         yield f"FAULT: {note}"
 
 
-CHECKS = (deadline, agreement, silence, survival, destinations, bystanders, notes)
+CHECKS = (deadline, agreement, silence, survival, refined, destinations, bystanders, notes)
 
 
 def check(world, record):

@@ -46,6 +46,7 @@ class Record:
     dead_daemons: set = field(default_factory=set)
     before: list = field(default_factory=list)  # per side all words of the pool when the point began
     notes: list = field(default_factory=list)
+    refinements: dict = field(default_factory=dict)  # name -> refinements.Refined
 
 
 class Observer:

@@ -12,8 +12,8 @@ PROCESS_KINDS = tuple(f"{what}_{actor}" for what in ("kill", "pause", "stop") fo
 LINK_KINDS = ("cut_briefly", "cut", "mute_sender", "mute_receiver", "slow_link")
 DISK_KINDS = ("disk_full_registering", "disk_full_writing")
 KINDS = PROCESS_KINDS + LINK_KINDS + DISK_KINDS
-# Before the halves have met; between layers; when the last layer is announced.
-MOMENTS = ("hello", "stream", "commit")
+# Before the halves have met; between layers; when the last layer is announced; while what has committed is refined.
+MOMENTS = ("hello", "stream", "commit", "refine")
 # Faults that everything must survive: they are shorter than any patience, or concern nobody who transfers.
 HARMLESS = {f"pause_{actor}" for actor in ACTORS} | {"stop_sender_worker", "stop_receiver_worker", "slow_link",
                                                      "disk_full_registering"}  # fmt: skip
@@ -35,6 +35,8 @@ class Transfer:
     delays_s: tuple
     source_blocks: list = field(default_factory=list)
     target_blocks: list = field(default_factory=list)
+    # Whether the source is retained, and what has arrived made exact in the background.
+    refined: bool = False
 
     @property
     def tokens(self):
@@ -65,7 +67,7 @@ class Point:
     def __str__(self):
         kinds = ", ".join(
             f"{'AB'[t.source]}>{'AB'[t.target]} {'pull' if t.pull else 'push'}"
-            f" {'layers' if t.layerwise else 'whole'} {t.policy} {t.tokens}"
+            f" {'layers' if t.layerwise else 'whole'} {t.policy} {t.tokens}{' refined' if t.refined else ''}"
             for t in self.transfers
         )
         return f"point {self.number}: {self.kind} at {self.moment} [{kinds}]"
@@ -109,16 +111,20 @@ def make_point(seed, number, kinds=KINDS, attempt=0):
             else:
                 transfer.target_blocks = taken
     return Point(seed, number, kind, moment, rng.randint(1, contents.LAYERS - 2),
-                 rng.uniform(0, {"hello": 0.02, "stream": 0.04, "commit": 0.006}[moment]), _length(kind, rng), transfers)  # fmt: skip
+                 rng.uniform(0, {"hello": 0.02, "stream": 0.04, "commit": 0.006, "refine": 0.08}[moment]), _length(kind, rng), transfers)  # fmt: skip
 
 
 def _transfer(name, rng, first, moment, kind):
     layerwise = rng.random() < 0.5 if not first else moment != "hello" or rng.random() < 0.5
     pace = rng.uniform(0.03, 0.12) if first else rng.uniform(0, 0.15)
     content = rng.choice(("middle", "long") if first else tuple(contents.TOKENS))
+    policies = contents.LAYERWISE_POLICIES if layerwise else contents.WHOLE_POLICIES
+    met_refining = first and moment == "refine"
+    policy = rng.choice(policies[1:] if met_refining else policies)
+    refined = met_refining or policy != "RAW" and rng.random() < 0.4
     return Transfer(
         name=name, source=rng.randint(0, 1), pull=rng.random() < 0.5, layerwise=layerwise,
-        policy=rng.choice(contents.LAYERWISE_POLICIES if layerwise else contents.WHOLE_POLICIES), content=content,
+        policy=policy, refined=refined, content=content,
         deadline_ms=rng.randint(6000, 8000) if kind in HARMLESS else rng.randint(3000, 6000),
         pauses_s=[rng.uniform(0.5, 1.5) * pace for _ in range(contents.LAYERS)],
         delays_s=(rng.uniform(0, 0.05), rng.uniform(0, 0.05)),

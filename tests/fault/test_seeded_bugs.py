@@ -32,7 +32,7 @@ def world(surroundings):
 def point_of(kind, number=0, **changes):
     """A point in which nothing but `kind` happens; its first transfer is a RAW push in layers."""
     point = plan.make_point(SEED, number, (kind,), time.monotonic_ns())
-    for name, value in dict(layerwise=True, pull=False, policy="RAW", **changes).items():
+    for name, value in dict(layerwise=True, pull=False, policy="RAW", refined=False, **changes).items():
         setattr(point.first, name, value)
     return point
 
@@ -45,9 +45,12 @@ def caught(world, name, saboteur, point):
 
 
 def test_nothing_is_found_where_there_is_no_bug(world):
+    ends = []
     for number in range(3):
         record, wrong = torture.run_point(world, point_of("none", number))
         assert wrong == [] and all(half.state == "COMMITTED" for half in record.halves.values())
+        ends += [(found.state, found.exact) for found in record.refinements.values()]
+    assert ends and set(ends) == {("COMMITTED", True)}
 
 
 class FlipsAByte(torture.Saboteur):
@@ -80,6 +83,21 @@ class WritesBeside(torture.Saboteur):
                          ids=["flipped", "tail", "beside"])  # fmt: skip
 def test_destinations(name, saboteur, world):
     caught(world, name, saboteur, point_of("none", content="middle"))
+
+
+class ForgetsARefinement(torture.Saboteur):
+    """A lie of the recorder: a refinement has not ended."""
+
+    def before_check(self, world, record):
+        record.refinements[record.point.first.name].state = ""
+
+
+@pytest.mark.parametrize("name, saboteur", [("CONTENT", FlipsAByte()), ("REFINED", ForgetsARefinement())],
+                         ids=["flipped", "forgets"])  # fmt: skip
+def test_refinements(name, saboteur, world):
+    point = point_of("none", content="middle")
+    point.first.policy, point.first.refined = "Q4", True
+    caught(world, name, saboteur, point)
 
 
 class WritesLate(torture.Saboteur):

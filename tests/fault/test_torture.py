@@ -39,7 +39,7 @@ def test_points(surroundings, tmp_path, capsys):
     net, disk_bytes, missing = surroundings
     kinds = plan.KINDS if net else plan.PROCESS_KINDS
     hits, attempts, begin = Counter(), 0, time.monotonic()
-    world, secured, outcomes = None, None, Counter()
+    world, secured, outcomes, refined = None, None, Counter(), Counter()
     ca = Ca(tmp_path)
     try:
         for number in _numbers():
@@ -54,6 +54,7 @@ def test_points(surroundings, tmp_path, capsys):
                 attempts += 1
                 record, wrong = run_point(world, point)
                 outcomes.update(f"{half.state} {half.reason}".strip() for half in record.halves.values())
+                refined.update(f"{found.state} {found.reason}".strip() for found in record.refinements.values())
                 if wrong:
                     _tell(point, record, wrong, world)
                 if record.hit:
@@ -62,7 +63,8 @@ def test_points(surroundings, tmp_path, capsys):
     finally:
         with capsys.disabled():
             _report(hits, attempts, time.monotonic() - begin)
-            print("  ends: " + ", ".join(f"{end} {count}" for end, count in outcomes.most_common()))
+            for what, ends in (("ends", outcomes), ("refinements", refined)):
+                print(f"  {what}: " + ", ".join(f"{end} {count}" for end, count in ends.most_common()))
             if world is not None:
                 print(f"  at last: {world.now[0]}\n           {world.now[1]}")
             if missing:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import contents
 import faults
 import invariants
+import refinements
 from observer import Observer, Record
 from plan import Transfer
 
@@ -38,7 +39,8 @@ def lay_out(world, record):
 
 def _orders(world, transfer):
     """(delay, role, order) of both halves."""
-    common = dict(do="start", name=transfer.name, tokens=transfer.tokens, deadline_ms=transfer.deadline_ms)
+    common = dict(do="start", name=transfer.name, tokens=transfer.tokens, deadline_ms=transfer.deadline_ms,
+                  refined=transfer.refined)  # fmt: skip
     sender = dict(common, role="publish" if transfer.pull else "send", blocks=transfer.source_blocks, policy=transfer.policy,
                   layerwise=transfer.layerwise, content=transfer.content, pauses_s=transfer.pauses_s,
                   peer=world.daemons[transfer.target].peer)  # fmt: skip
@@ -68,6 +70,9 @@ def _await_moment(world, record, observer):
     elif point.moment == "commit":
         worker = world.workers[point.first.source]
         observer.wait(lambda: worker.told(name=point.first.name, event="last") or first.state, 5, look_s=0.001)
+    elif point.moment == "refine":
+        observer.wait(lambda: first.state, 5, look_s=0.001)
+        observer.wait(lambda: refinements.runs(world, point.first), 0.5, look_s=0.001)
     time.sleep(point.delay_s)
 
 
@@ -77,7 +82,10 @@ def _run_transfers(world, record, saboteur):
     giver.start()
     _await_moment(world, record, observer)
     first = [record.halves[record.point.first.name, role] for role in ("SENDER", "RECEIVER")]
-    record.hit = not all(half.state for half in first)
+    if record.point.moment == "refine":
+        record.hit = refinements.runs(world, record.point.first)
+    else:
+        record.hit = not all(half.state for half in first)
     faults.fire(world, record)
     giver.join()
     saboteur.before_wait(world, record)
@@ -87,6 +95,7 @@ def _run_transfers(world, record, saboteur):
         if left <= 0 or observer.wait(observer.all_over, min(left, 0.5)):
             break
     observer.stop()
+    refinements.await_ends(world, record)
 
 
 def undisturbed(world, transfer):
@@ -128,7 +137,8 @@ def learn(world, transfer):
             continue
         words = contents.words(world.seed, transfer.content)
         if policy != "RAW":
-            twin = replace(transfer, name=f"{transfer.name}.twin{number}", policy=policy, layerwise=False, deadline_ms=8000)
+            twin = replace(transfer, name=f"{transfer.name}.twin{number}", policy=policy, layerwise=False, deadline_ms=8000,
+                           refined=False)  # fmt: skip
             if wrong := undisturbed(world, twin):
                 raise AssertionError(f"an undisturbed transfer failed: {wrong}")
             words = contents.tokens_of(world.workers[twin.target].cache, twin.target_blocks, twin.tokens)[0].copy()
@@ -163,6 +173,7 @@ def run_point(world, point, saboteur=None):
     faults.undo(world)  # before the checks: a look into a hole of a full disk would end this process
     saboteur.before_check(world, record)
     wrong = invariants.check(world, record)
+    refinements.release(world, record)
     if point.kind == "disk_full_writing":
         world.replace_worker(point.first.target)  # its pool has holes and is given up
     world.mend()

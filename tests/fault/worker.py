@@ -12,6 +12,7 @@ import time
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import contents  # noqa: E402
+import refinements  # noqa: E402
 
 import spectrumkv as skv  # noqa: E402
 
@@ -54,7 +55,10 @@ class Worker:
         name, role = order["name"], order["role"]
         options = dict(pool=self.pool, token_count=order["tokens"], blocks=order["blocks"], deadline_ms=order["deadline_ms"])
         if role in ("send", "publish"):
-            options.update(policy=contents.policy(order["policy"]), layerwise=order["layerwise"])
+            kept = dict(retain_seconds=refinements.RETAIN_S, refine="RAW") if order["refined"] else {}
+            options.update(policy=contents.policy(order["policy"], **kept), layerwise=order["layerwise"])
+        else:
+            options.update(refinable=order["refined"], refine_direct=order["refined"])
         if role in ("send", "fetch"):
             options["peer"] = order["peer"]
         try:

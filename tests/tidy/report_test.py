@@ -46,6 +46,16 @@ class ReportTest(unittest.TestCase):
         self.assertIn("1 findings:\n\n- bugprone-x: 1", page)
         self.assertIn("Machine: a CPU, 2 cores.", page)
 
+    def test_tests_that_were_run_again(self):
+        later = ABOUT.replace("abc1234", "def5678") + "only: tests ^a_test$\n"
+        page = self.page({"asan.about": ABOUT, "asan.xml": UNIT.replace('time="2" status="run"', 'time="2" status="fail"'),
+                          "asan.json": self.labels("unit", "a_test", "b_test"), "asan.match.about": later,
+                          "asan.match.xml": '<testsuite><testcase name="a_test" time="3" status="run"/></testsuite>',
+                          "asan.match.json": self.labels("unit", "a_test", "b_test")})
+        self.assertIn("all, then once more tests ^a_test$; 2026-11-29 | `abc1234`, `def5678` |", page)
+        self.assertIn("| asan | unit | 1 | 0 | 1 | 3 |", page)
+        self.assertIn("## Failed\n\nNothing.", page)
+
     def test_nothing(self):
         page = self.page({})
         self.assertEqual(page.count("| not run | |"), 5)

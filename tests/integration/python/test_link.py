@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 from moves import check, fill, make_side, poison, random_words, scattered, unique
-from real_daemon import refused, running
+from real_daemon import SANITIZER_KIB, refused, running
 from tcp_proxy import Proxy
 
 import spectrumkv as skv
@@ -144,7 +144,8 @@ def test_small_transfers_do_not_disturb_the_measurement(pair, sides, slow):
 def test_the_time_is_predicted(policy, pair, sides, slow):
     answer = plan(pair, sides, policy, peer=slow)
     assert answer.prediction_missing == ""
-    assert report_pb2.LimitedBy.Name(answer.predicted_limited_by) == "LIMITED_BY_LINK"
+    if not SANITIZER_KIB:  # there the codec is a hundred times slower, and slower than the link
+        assert report_pb2.LimitedBy.Name(answer.predicted_limited_by) == "LIMITED_BY_LINK"
     sent, _ = send(pair, sides, slow, policy)
     print(f"predicted {answer.predicted_seconds:.3f} s, took {sent.duration_seconds:.3f} s")
     assert answer.wire_bytes == sent.wire_bytes

@@ -53,7 +53,8 @@ def test_a_link_that_comes_back_goes_on(pull, pair, transfer_id):
         report = ends.both_end(COMMITTED)
         check(ends.there, [ends.kv])
         received = ends.target.get_transfer(transfer_id)
-        assert report.attempts > 5 and received.attempts == report.attempts
+        # gRPC may dial twice for one attempt of ours.
+        assert 3 < report.attempts <= len(relay.hung_up) + 1 and received.attempts == report.attempts
         # What had arrived is not sent again; of the rest some may have been handed to a link whose end was not known yet.
         assert report.chunks_resent <= received.chunks / 2 and received.chunks_duplicate == 0
         assert report.chunks == received.chunks + report.chunks_resent
