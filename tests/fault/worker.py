@@ -55,10 +55,11 @@ class Worker:
         name, role = order["name"], order["role"]
         options = dict(pool=self.pool, token_count=order["tokens"], blocks=order["blocks"], deadline_ms=order["deadline_ms"])
         if role in ("send", "publish"):
-            kept = dict(retain_seconds=refinements.RETAIN_S, refine="RAW") if order["refined"] else {}
+            kept = dict(retain_seconds=refinements.RETAIN_S, refine="RAW") if order.get("refined") else {}
             options.update(policy=contents.policy(order["policy"], **kept), layerwise=order["layerwise"])
         else:
-            options.update(refinable=order["refined"], refine_direct=order["refined"])
+            refined = order.get("refined", False)
+            options.update(refinable=refined, refine_direct=refined)
         if role in ("send", "fetch"):
             options["peer"] = order["peer"]
         try:
