@@ -131,9 +131,11 @@ class Podman:
         """What an image of NVIDIA's lends the compilation, /usr/local/cuda behind a link, made of the toolkit of `nvcc`."""
         toolkit = pathlib.Path(nvcc).resolve().parents[1]
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
-            # Neither the libraries of mathematics, gigabytes, nor what is no part of a toolkit.
-            subprocess.run(["tar", "-C", toolkit, "--exclude=./lib/*.so*", "--exclude=./dist-info", "--transform",
-                            "s,^\\.,usr/local/cuda-toolkit,S", "-cf", f"{folder}/toolkit.tar", "."], check=True)  # fmt: skip
+            # Not the libraries of mathematics, which are gigabytes.
+            parts = [p.name for p in toolkit.iterdir() if p.name != "lib"]
+            parts += [f"lib/{p.name}" for p in (toolkit / "lib").glob("libcuda*")]
+            subprocess.run(["tar", "-C", toolkit, "--transform", "s,^,usr/local/cuda-toolkit/,S", "-cf",
+                            f"{folder}/toolkit.tar", *parts], check=True)  # fmt: skip
             os.symlink("cuda-toolkit", f"{folder}/cuda")
             subprocess.run(["tar", "-C", folder, "--transform", "s,^,usr/local/,S", "-rf", f"{folder}/toolkit.tar", "cuda"],
                            check=True)  # fmt: skip
