@@ -1,6 +1,9 @@
 # shellcheck shell=bash
 # For the scripts beside this folder: source it after `set -euo pipefail`.
 
+# What is compiled for the first time is not preprocessed twice; the names of its headers come from the compiler.
+export CCACHE_DEPEND=${CCACHE_DEPEND:-1}
+
 # say WORDS: one line of progress, with the seconds since the script began.
 say() { printf '\n== [%4ds] %s\n' "$SECONDS" "$*"; }
 
