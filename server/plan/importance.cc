@@ -61,7 +61,7 @@ bool SplitByBucket(size_t size, const BitsOf& bits_of, const IndexOf& index_of, 
   for (size_t i = 0; i < size; ++i) ++histogram[(bits_of(i) - low) >> shift];
   size_t bucket = 0, below = 0;
   while (below + histogram[bucket] < count) below += histogram[bucket++];
-  const uint64_t begin = low + (uint64_t{bucket} << shift), end = begin + (uint64_t{1} << shift);
+  const uint64_t begin = low + (uint64_t{bucket} << shift), width = uint64_t{1} << shift;  // the last may end beyond 2^64
   std::vector<Entry> inside;
   inside.reserve(histogram[bucket]);
   size_t at = chosen->size();
@@ -70,7 +70,7 @@ bool SplitByBucket(size_t size, const BitsOf& bits_of, const IndexOf& index_of, 
     const uint64_t bits = bits_of(i);
     (*chosen)[at] = index_of(i);
     at += bits < begin;
-    if (bits >= begin && bits < end) inside.emplace_back(bits, index_of(i));
+    if (bits >= begin && bits - begin < width) inside.emplace_back(bits, index_of(i));
   }
   chosen->resize(at);
   candidates->swap(inside);

@@ -1,6 +1,7 @@
 // The planner's parts by themselves: ladder, importance, units, cuts, budgets, costs.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <random>
 
@@ -98,11 +99,14 @@ TEST(Importance, SelectionIsTheFrontOfTheOrder) {
     const uint32_t first = std::min(count, static_cast<uint32_t>(random() % 5));
     std::vector<double> keys(count);
     for (double& key : keys) {
-      switch (round % 5) {
+      switch (round % 6) {
         case 0: key = static_cast<double>(random() % 5) - 2; break;
         case 1: key = std::log(static_cast<double>(random() % 3)); break;  // -inf too
         case 2: key = std::ldexp(static_cast<double>(random() >> 11), static_cast<int>(random() % 100) - 90); break;
         case 3: key = static_cast<double>(random() % 1000 + 1000000); break;  // one narrow range
+        // The whole range there is: the last of its buckets ends beyond all 64 bits.
+        case 4: key = random() % 4 == 0 ? -std::numeric_limits<double>::infinity()
+                                        : std::ldexp(random() % 2 ? 1.0 : -1.0, static_cast<int>(random() % 2000) - 1000); break;
         default: key = 0;
       }
     }
