@@ -105,8 +105,10 @@ TEST(Importance, SelectionIsTheFrontOfTheOrder) {
         case 2: key = std::ldexp(static_cast<double>(random() >> 11), static_cast<int>(random() % 100) - 90); break;
         case 3: key = static_cast<double>(random() % 1000 + 1000000); break;  // one narrow range
         // The whole range there is: the last of its buckets ends beyond all 64 bits.
-        case 4: key = random() % 4 == 0 ? -std::numeric_limits<double>::infinity()
-                                        : std::ldexp(random() % 2 ? 1.0 : -1.0, static_cast<int>(random() % 2000) - 1000); break;
+        case 4:
+          key = random() % 4 == 0 ? -std::numeric_limits<double>::infinity()
+                                  : std::ldexp(random() % 2 ? 1.0 : -1.0, static_cast<int>(random() % 2000) - 1000);
+          break;
         default: key = 0;
       }
     }
