@@ -136,10 +136,7 @@ class Podman:
             parts += [f"lib/{p.name}" for p in (toolkit / "lib").glob("libcuda*")]
             subprocess.run(["tar", "-C", toolkit, "--transform", "s,^,usr/local/cuda-toolkit/,S", "-cf",
                             f"{folder}/toolkit.tar", *parts], check=True)  # fmt: skip
-            os.symlink("cuda-toolkit", f"{folder}/cuda")
-            subprocess.run(["tar", "-C", folder, "--transform", "s,^,usr/local/,S", "-rf", f"{folder}/toolkit.tar", "cuda"],
-                           check=True)  # fmt: skip
-            (pathlib.Path(folder) / "Dockerfile").write_text(f"FROM {BASE}\nADD toolkit.tar /\n")
+            (pathlib.Path(folder) / "Dockerfile").write_text(f"FROM {BASE}\nADD toolkit.tar /\nRUN ln -s cuda-toolkit /usr/local/cuda\n")
             self.run("build", "--isolation", "chroot", "-t", TOOLKIT, folder, timeout=_BUILD_S)
 
     def build_cuda_product(self):

@@ -52,6 +52,9 @@ class ImageTest(unittest.TestCase):
             self.podman.run("kill", "--signal", "CONT", name, check=False)
             self.podman.run("rm", "--force", "--volumes", name)
 
+    def status(self, name):
+        return json.loads(self.podman.run("exec", name, "spectrumkvctl", "status", "--json").stdout)
+
     def test_size(self):
         whole, base = self.podman.size(IMAGE), self.podman.size(BASE)
         print(f"the image has {whole / 1e6:.0f} MB, {(whole - base) / 1e6:.0f} MB of them beside its base")
@@ -78,8 +81,7 @@ class ImageTest(unittest.TestCase):
 
     def test_locked_down_it_is_healthy(self):
         with self.running() as name:
-            status = json.loads(self.podman.run("exec", name, "spectrumkvctl", "status", "--json").stdout)
-            self.assertIs(status["ready"], True)
+            self.assertIs(self.status(name)["ready"], True)
             self.assertEqual(self.podman.run("exec", name, "id", "-u").stdout.strip(), "65532")
             self.assertNotEqual(self.podman.run("exec", name, "touch", "/usr/local/x", check=False).returncode, 0)
             # The daemon is process 1: it gets the signal, drains and ends well.
@@ -104,8 +106,7 @@ class ImageTest(unittest.TestCase):
         self.assertLess(whole - self.podman.size(BASE), 2 * MAX_OWN_BYTES)
         for image, why in ((IMAGE, "without CUDA"), (CUDA_IMAGE, "driver")):
             with self.running(image) as name:
-                status = json.loads(self.podman.run("exec", name, "spectrumkvctl", "status", "--json").stdout)
-                self.assertIn(why, status["no_device_reason"])
+                self.assertIn(why, self.status(name)["no_device_reason"])
                 self.assertNotEqual(self.podman.run("exec", name, "ls", "/usr/local/cuda", check=False).returncode, 0)
 
 

@@ -10,6 +10,8 @@ import spectrumkv as skv
 LAYERS = 6
 BLOCKS = 72
 MODEL = "fault"
+# How long sources of refined transfers are kept.
+RETAIN_S = 2.0
 POISON = 0xA5
 # Sources there are: name to tokens. The last one of a block is not full, but for "whole".
 TOKENS = {"short": 37, "whole": 64, "middle": 100, "long": 171}

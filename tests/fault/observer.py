@@ -11,6 +11,11 @@ TERMINAL = ("COMMITTED", "FAILED", "CANCELLED", "EXPIRED")
 _JOINED = ("PLANNED", "STREAMING", "VERIFYING")
 
 
+def state_name(state):
+    """A state of a report or an event, as in TERMINAL."""
+    return report_pb2.TransferState.Name(state).removeprefix("TRANSFER_STATE_")
+
+
 @dataclass
 class Half:
     """What a daemon said of its half. state: "" until it is over, then one of TERMINAL; "GONE" went with its daemon,
@@ -87,13 +92,13 @@ class Observer:
             if event.HasField("layers_ready"):
                 half.layers = max(half.layers, event.layers_ready.layers)
             if event.HasField("progress") and not half.joined_at:
-                if report_pb2.TransferState.Name(event.progress.state).removeprefix("TRANSFER_STATE_") in _JOINED:
+                if state_name(event.progress.state) in _JOINED:
                     half.joined_at = now
             self.changed.notify_all()
         if event.HasField("terminal"):
             report = event.terminal
             half.reason, half.attempts = report.reason, report.attempts
-            state = report_pb2.TransferState.Name(report.state).removeprefix("TRANSFER_STATE_")
+            state = state_name(report.state)
             if half.role == "RECEIVER" and state != "COMMITTED" and self._look_late:
                 half.left = self._world.workers[half.side].cache[:, :, half.transfer.target_blocks].copy()
             self._over(half, state, now)

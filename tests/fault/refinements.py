@@ -5,20 +5,19 @@ import contextlib
 import time
 from dataclasses import dataclass
 
-import spectrumkv as skv
-from spectrumkv.v1 import report_pb2
+from observer import TERMINAL, state_name
 
-RETAIN_S = 2.0
+import spectrumkv as skv
+
 # So that one takes some tenths of a second, and a fault can meet it.
 RATE_BYTES = 2 << 20
 DEADLINE_S = 5.0  # the daemons' default
 _BEGIN_S = 0.5
-_ENDS = ("COMMITTED", "FAILED", "CANCELLED", "EXPIRED")
 
 
 @dataclass
 class Refined:
-    """state: one of _ENDS, "NEVER" begun, "GONE" with its daemon, or "" where it has not ended."""
+    """state: one of TERMINAL, "NEVER" begun, "GONE" with its daemon, or "" where it has not ended."""
 
     transfer: object
     state: str = ""
@@ -36,12 +35,12 @@ def look(world, transfer):
         report = world.daemons[transfer.target].observer.get_transfer(transfer.name + ".refine-1", role="RECEIVER")
     except skv.SpectrumKVError:
         return "", None
-    return report_pb2.TransferState.Name(report.state).removeprefix("TRANSFER_STATE_"), report
+    return state_name(report.state), report
 
 
 def runs(world, transfer):
     state, report = look(world, transfer)
-    return report is not None and state not in _ENDS
+    return report is not None and state not in TERMINAL
 
 
 def latest_end(record, transfer):
@@ -58,7 +57,7 @@ def await_ends(world, record):
         found = record.refinements[transfer.name] = Refined(transfer)
         while not found.state and time.monotonic() < latest_end(record, transfer) + 0.5:
             state, report = look(world, transfer)
-            if state in _ENDS:
+            if state in TERMINAL:
                 found.state, found.reason, found.exact = state, report.reason, report.exact
             elif report is None and transfer.target in record.dead_daemons:
                 found.state = "GONE"
@@ -71,8 +70,7 @@ def await_ends(world, record):
 
 def release(world, record):
     """Gives back what is still retained. When this returns, no block of it is read or written."""
-    for transfer in record.point.transfers:
+    for transfer in filter(lambda t: t.refined, record.point.transfers):
         for side, role in ((transfer.target, "RECEIVER"), (transfer.source, "SENDER")):
-            if transfer.refined:
-                with contextlib.suppress(skv.SpectrumKVError):  # it went with its daemon
-                    world.daemons[side].observer.release(transfer.name, role=role)
+            with contextlib.suppress(skv.SpectrumKVError):  # it went with its daemon
+                world.daemons[side].observer.release(transfer.name, role=role)

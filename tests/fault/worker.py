@@ -12,7 +12,6 @@ import time
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import contents  # noqa: E402
-import refinements  # noqa: E402
 
 import spectrumkv as skv  # noqa: E402
 
@@ -55,7 +54,7 @@ class Worker:
         name, role = order["name"], order["role"]
         options = dict(pool=self.pool, token_count=order["tokens"], blocks=order["blocks"], deadline_ms=order["deadline_ms"])
         if role in ("send", "publish"):
-            kept = dict(retain_seconds=refinements.RETAIN_S, refine="RAW") if order.get("refined") else {}
+            kept = dict(retain_seconds=contents.RETAIN_S, refine="RAW") if order.get("refined") else {}
             options.update(policy=contents.policy(order["policy"], **kept), layerwise=order["layerwise"])
         else:
             refined = order.get("refined", False)

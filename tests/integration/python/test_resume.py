@@ -6,7 +6,7 @@ import time
 import pytest
 from ends import COMMITTED, EXPIRED, Ends, ended, until
 from moves import check, small_group
-from real_daemon import running
+from real_daemon import SANITIZER_KIB, running
 from tcp_proxy import Proxy
 
 from spectrumkv.v1.report_pb2 import TRANSFER_STATE_FAILED as FAILED
@@ -53,8 +53,9 @@ def test_a_link_that_comes_back_goes_on(pull, pair, transfer_id):
         report = ends.both_end(COMMITTED)
         check(ends.there, [ends.kv])
         received = ends.target.get_transfer(transfer_id)
-        # gRPC may dial twice for one attempt of ours.
-        assert 3 < report.attempts <= len(relay.hung_up) + 1 and received.attempts == report.attempts
+        # gRPC may dial twice for one attempt of ours, where a dial takes as long as under sanitizers.
+        least = 3 if SANITIZER_KIB else 5
+        assert least < report.attempts <= len(relay.hung_up) + 1 and received.attempts == report.attempts
         # What had arrived is not sent again; of the rest some may have been handed to a link whose end was not known yet.
         assert report.chunks_resent <= received.chunks / 2 and received.chunks_duplicate == 0
         assert report.chunks == received.chunks + report.chunks_resent
