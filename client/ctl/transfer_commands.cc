@@ -66,9 +66,16 @@ absl::StatusOr<int> Cancel(const Context& context, Args args) {
 
 absl::StatusOr<int> Wait(const Context& context, Args args) {
   const v1::TransferKey key = Key(&args);
+  const bool exact = args.Switch("exact");
   if (const absl::Status status = args.Check(1); !status.ok()) return status;
   const auto worker = ConnectWorker(context.connection);
   if (!worker.ok()) return worker.status();
+  if (exact) {
+    const auto report = (*worker)->WaitExact(key, context.connection.timeout_ms);
+    if (!report.ok()) return report.status();
+    std::fputs(context.json ? ToJson(*report).c_str() : ReportLines(*report).c_str(), stdout);
+    return report->exact() ? kOk : kCheckFailed;
+  }
   return WaitAndReport(context, worker->get(), key);
 }
 
@@ -106,7 +113,11 @@ std::vector<Command> TransferCommands() {
        "cancel; returns when no byte can land any more; exit 1 if it had ended",
        {kRole},
        Cancel},
-      {"transfers wait", "ID", "wait for the end (--timeout); exit 0 only if committed", {kRole}, Wait},
+      {"transfers wait",
+       "ID",
+       "wait for the end (--timeout); exit 0 only if committed",
+       {kRole, {"exact", "", "and until refinement is over; exit 0 only if the destination equals the source"}},
+       Wait},
       {"first-token",
        "ID",
        "report the decode worker's time to first token",

@@ -23,7 +23,8 @@ TransferManagerImpl::TransferManagerImpl(TransferOptions options, TransferParts 
       parking_(parts.clock, options.max_waiting_peers, std::max<int64_t>(1, options.progress_timeout_ms / 3),
                options.max_deadline_ms),
       rates_(options.compute_threads, options.inline_chunk_bytes),
-      staging_(std::make_shared<StagingRoom>(options.staging_bytes)) {
+      staging_(std::make_shared<StagingRoom>(options.staging_bytes)),
+      cache_(std::make_shared<StagingRoom>(options.cache_bytes)) {
   door_->manager = this;
   LearnSpeeds();
 }
@@ -200,6 +201,8 @@ absl::StatusOr<uint64_t> TransferManagerImpl::Watch(const Caller& caller, const 
 
 void TransferManagerImpl::Unwatch(const std::string& transfer_id, Role role, uint64_t watch_id) {
   std::lock_guard<std::mutex> lock(mutex_);
+  const auto kept = kept_.find({role, transfer_id});
+  if (kept != kept_.end()) kept->second.exact_waiters.erase(watch_id);
   const auto it = entries_.find({role, transfer_id});
   if (it == entries_.end()) return;
   if (it->second.group != nullptr) return it->second.group->RemoveWatcher(watch_id);

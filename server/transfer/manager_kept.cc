@@ -47,12 +47,19 @@ bool TransferManagerImpl::Retain(RetainedSource source) {
     std::lock_guard<std::mutex> lock(door->mutex);
     TransferManagerImpl* const manager = door->manager;
     if (manager == nullptr) return;
-    manager->parts_.control->Post([manager, key, why] {
-      manager->EndKept(key, MakeError(absl::StatusCode::kFailedPrecondition, "SOURCE_GONE",
-                                      absl::StrCat("the source pool was lost: ", std::string(why.message()))));
-    });
+    manager->parts_.control->Post([manager, key, why] { manager->EndLostSource(key, why); });
   });
   return true;
+}
+
+void TransferManagerImpl::EndLostSource(const Key& key, const absl::Status& why) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = kept_.find(key);
+    if (it == kept_.end() || it->second.cached) return;  // its words are the daemon's by now
+  }
+  EndKept(key, MakeError(absl::StatusCode::kFailedPrecondition, "SOURCE_GONE",
+                         absl::StrCat("the source pool was lost: ", std::string(why.message()))));
 }
 
 bool TransferManagerImpl::KeepBase(std::shared_ptr<RefineBase> base) {
@@ -70,6 +77,15 @@ bool TransferManagerImpl::KeepBase(std::shared_ptr<RefineBase> base) {
   return true;
 }
 
+std::vector<std::shared_ptr<Transfer>> TransferManagerImpl::ChildrenOf(const Key& key, const Kept& kept) const {
+  std::vector<std::shared_ptr<Transfer>> children;
+  for (const std::string& child : kept.children) {
+    const auto entry = entries_.find({key.first, child});
+    if (entry != entries_.end() && entry->second.transfer != nullptr) children.push_back(entry->second.transfer);
+  }
+  return children;
+}
+
 // Nothing new begins; what runs is ended with `why`, unless that is OK: then it may finish.
 void TransferManagerImpl::EndKept(const Key& key, const absl::Status& why, std::function<void()> done) {
   std::vector<std::shared_ptr<Transfer>> children;
@@ -81,10 +97,7 @@ void TransferManagerImpl::EndKept(const Key& key, const absl::Status& why, std::
       kept.ended = true;
       parts_.clock->Cancel(kept.timer);
       if (done) kept.waiters.push_back(std::exchange(done, nullptr));
-      for (const std::string& child : kept.children) {
-        const auto entry = entries_.find({key.first, child});
-        if (entry != entries_.end() && entry->second.transfer != nullptr) children.push_back(entry->second.transfer);
-      }
+      children = ChildrenOf(key, kept);
     }
   }
   if (done) return done();
@@ -97,16 +110,22 @@ void TransferManagerImpl::EndKept(const Key& key, const absl::Status& why, std::
 // Lets go of what has ended, once none of its refinements runs.
 void TransferManagerImpl::FinishKept(const Key& key) {
   Kept kept;  // let go outside the lock
+  TransferReport report;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto it = kept_.find(key);
     if (it == kept_.end() || !it->second.ended || !it->second.children.empty()) return;
     kept = std::move(it->second);
     kept_.erase(it);
+    const auto entry = entries_.find(key);
+    if (entry != entries_.end()) report = entry->second.report;
   }
   kept.source.reset();  // the blocks first: whoever waits may use them at once
   kept.base.reset();
+  kept.copy.reset();
   parts_.metrics->AddSavedBytes(MetricRoleOf(key.first), kept.kv_bytes, kept.wire_bytes + kept.refined_wire_bytes);
+  for (auto& [watch_id, waiter] : kept.exact_waiters) waiter(report);
+  for (auto& mover : kept.movers) mover(false);
   for (auto& waiter : kept.waiters) waiter();
 }
 
