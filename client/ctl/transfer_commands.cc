@@ -1,4 +1,4 @@
-// transfers, transfers show, transfers cancel, transfers wait, first-token.
+// transfers, transfers show, transfers cancel, transfers wait, transfers release, first-token.
 #include "client/ctl/transfer_commands.h"
 
 #include <cstdio>
@@ -79,6 +79,27 @@ absl::StatusOr<int> Wait(const Context& context, Args args) {
   return WaitAndReport(context, worker->get(), key);
 }
 
+absl::StatusOr<int> Release(const Context& context, Args args) {
+  const v1::TransferKey key = Key(&args);
+  const bool keep = args.Switch("keep-in-cache");
+  if (const absl::Status status = args.Check(1); !status.ok()) return status;
+  const auto worker = ConnectWorker(context.connection);
+  if (!worker.ok()) return worker.status();
+  if (!keep) {
+    if (const absl::Status status = (*worker)->Release(key); !status.ok()) return status;
+    if (context.json) std::puts("{}");
+    return kOk;
+  }
+  const auto cached = (*worker)->ReleaseToCache(key);
+  if (!cached.ok()) return cached.status();
+  if (context.json) {
+    std::printf("{\"kept_in_cache\": %s}\n", *cached ? "true" : "false");
+  } else {
+    std::puts(*cached ? "the daemon's cache has the words" : "released: the cache has no room, or nothing was retained");
+  }
+  return *cached ? kOk : kCheckFailed;
+}
+
 absl::StatusOr<int> FirstToken(const Context& context, Args args) {
   const v1::TransferKey key = Key(&args);
   args.Needed("seconds");
@@ -118,6 +139,11 @@ std::vector<Command> TransferCommands() {
        "wait for the end (--timeout); exit 0 only if committed",
        {kRole, {"exact", "", "and until refinement is over; exit 0 only if the destination equals the source"}},
        Wait},
+      {"transfers release",
+       "ID",
+       "end retention, withdraw a publish, forget what has ended; returns when no block is read or written any more",
+       {kRole, {"keep-in-cache", "", "the daemon keeps a retained source's words (refine.cache_bytes); exit 1 if not"}},
+       Release},
       {"first-token",
        "ID",
        "report the decode worker's time to first token",
