@@ -117,6 +117,11 @@ absl::Status TransferManagerImpl::Insert(const std::shared_ptr<Transfer>& transf
     }
     Entry& entry = entries_[key];
     entry.refinement = half.refinement;
+    if (half.refinement != nullptr) {
+      auto& refinements = entries_[{key.first, half.refines}].refinements;
+      std::erase_if(refinements, [](const auto& old) { return old.expired(); });
+      refinements.push_back(half.refinement);
+    }
     first = !entry.live();
     entry.token = half.token;
     entry.peer = half.peer;

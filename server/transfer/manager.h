@@ -92,6 +92,7 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
     int64_t ended_ns = 0;
     bool first_token_reported = false;
     std::shared_ptr<Refinement> refinement;  // a refinement's receiver
+    std::vector<std::weak_ptr<Refinement>> refinements;  // of it, at the receiver
 
     bool live() const { return transfer != nullptr || group != nullptr; }
     TransferReport Now() const;
@@ -164,6 +165,7 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   // Refinements of it that run. REQUIRES mutex_
   std::vector<std::shared_ptr<Transfer>> ChildrenOf(const Key& key, const Kept& kept) const;
   void CallEnded();
+  static void CloseAll(const std::vector<std::shared_ptr<Refinement>>& refinements, std::function<void()> done);
   void EndLostSource(const Key& key, const absl::Status& why);
   void OnRefined(const Key& child, const TransferReport& report);
   void ApplyWhenReached(std::shared_ptr<Applying> applying);

@@ -1,5 +1,6 @@
 // What TransferManagerImpl keeps of transfers that have committed, so that they can be refined, and how that ends.
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -140,21 +141,44 @@ void TransferManagerImpl::EndAllKept(const std::string& pool_id, const absl::Sta
   for (const Key& key : keys) EndKept(key, why);
 }
 
+void TransferManagerImpl::CloseAll(const std::vector<std::shared_ptr<Refinement>>& refinements, std::function<void()> done) {
+  const auto left = std::make_shared<std::atomic<size_t>>(refinements.size() + 1);
+  const auto closed = [left, done = std::move(done)] {
+    if (left->fetch_sub(1) == 1) done();
+  };
+  for (const auto& refinement : refinements) refinement->Close(closed);
+  closed();
+}
+
 void TransferManagerImpl::EndRefinements(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
                                          std::function<void()> done) {
   std::optional<Key> key;
+  std::vector<std::shared_ptr<Refinement>> refinements;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const absl::StatusOr<Key> found = KeyOf(caller, transfer_id, role);
-    if (found.ok()) key = *found;
+    if (found.ok()) {
+      key = *found;
+      for (const auto& weak : entries_.at(*found).refinements) {
+        if (auto refinement = weak.lock(); refinement != nullptr) refinements.push_back(std::move(refinement));
+      }
+    }
   }
   if (!key.has_value()) return done();
   EndKept(*key, MakeError(absl::StatusCode::kCancelled, "RELEASED", "the worker has released the transfer"),
-          std::move(done));
+          [refinements, done = std::move(done)] { CloseAll(refinements, done); });
 }
 
 void TransferManagerImpl::EndRefinementsOf(const std::string& pool_id) {
   EndAllKept(pool_id, MakeError(absl::StatusCode::kCancelled, "RELEASED", "the worker unregisters the pool"));
+  std::vector<std::shared_ptr<Refinement>> refinements;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [key, entry] : entries_) {
+      if (entry.refinement != nullptr && entry.refinement->base().pool_id == pool_id) refinements.push_back(entry.refinement);
+    }
+  }
+  CloseAll(refinements, [] {});
 }
 
 void TransferManagerImpl::FillRefinement(const Key& key, const Entry& entry, TransferReport* report) const {

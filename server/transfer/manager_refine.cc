@@ -148,7 +148,7 @@ void TransferManagerImpl::OnRefined(const Key& child, const TransferReport& repo
     const bool moved = ReasonOf(report.error) == "SOURCE_MOVED";
     const bool left = committed && refinement->complete() && report.cells_left > 0;
     next = refinement->base().IsOwn(child.second) && (left || moved);
-    if (!committed) refinement->Drop();
+    if (!committed) refinement->Close([] {});
   }
   // The destination's daemon has all that was left.
   if (committed && report.completes) EndKept(key, absl::OkStatus());

@@ -121,7 +121,7 @@ absl::Status Refinement::TakeMemory() {
                    absl::StrCat("no memory for ", memory_bytes_, " bytes of staging"));
 }
 
-Refinement::~Refinement() { Drop(); }
+Refinement::~Refinement() { GiveBackLocked(); }
 
 RefineFrame Refinement::Request() const {
   RefineFrame frame;
@@ -230,12 +230,43 @@ absl::StatusOr<Refinement::Applied> Refinement::Apply(uint64_t max_bytes) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "NOT_STAGED",
                      "the refinement is DIRECT: its cells are in the blocks as they arrive");
   }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++applying_;
+  }
+  absl::StatusOr<Applied> applied = ApplyStaged(max_bytes);
+  std::vector<std::function<void()>> closers;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (--applying_ == 0 && closed_) {
+      GiveBackLocked();
+      closers.swap(closers_);
+    }
+  }
+  for (const auto& done : closers) done();
+  return applied;
+}
+
+void Refinement::Close(std::function<void()> done) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = true;
+    if (applying_ > 0) {
+      closers_.push_back(std::move(done));
+      return;
+    }
+    GiveBackLocked();
+  }
+  done();
+}
+
+absl::StatusOr<Refinement::Applied> Refinement::ApplyStaged(uint64_t max_bytes) {
   std::lock_guard<std::mutex> one(apply_mutex_);
   std::vector<uint32_t> due;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (applied_chunks_ == chunks_.size()) return Applied{};
-    if (dropped_) {
+    if (dropped_ || closed_) {
       return MakeError(absl::StatusCode::kFailedPrecondition, "REFINEMENT_DROPPED",
                        "what the refinement had staged is gone: it failed, was cancelled or released");
     }
@@ -303,12 +334,6 @@ absl::Status Refinement::Verify(const BlockHold& target) {
 bool Refinement::exact() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return exact_;
-}
-
-void Refinement::Drop() {
-  std::lock_guard<std::mutex> one(apply_mutex_);
-  std::lock_guard<std::mutex> lock(mutex_);
-  GiveBackLocked();
 }
 
 void Refinement::GiveBackLocked() {

@@ -137,11 +137,11 @@ class Refinement : public std::enable_shared_from_this<Refinement> {
     uint64_t bytes = 0, stale_cells = 0;  // by this call
   };
   // Copies arrived chunks into the destination, at most `max_bytes` (0: all), but at least one chunk. Errors: those of
-  // BlockTicket::Reserve; FAILED_PRECONDITION REFINEMENT_DROPPED, NOT_STAGED; those of WriteRows, after which what was due
+  // BlockTicket::Reserve; FAILED_PRECONDITION REFINEMENT_DROPPED (also once closed), NOT_STAGED; those of WriteRows, after which what was due
   // waits for the next call.
   absl::StatusOr<Applied> Apply(uint64_t max_bytes);
-  // Gives the staging back; what was not applied is lost.
-  void Drop();
+  // Nothing is applied any more, and what is staged is lost; `done` once no Apply writes any more, at once where none does.
+  void Close(std::function<void()> done);
 
   // What has become of the cells so far.
   void AddTo(TransferReport* report) const;
@@ -160,6 +160,7 @@ class Refinement : public std::enable_shared_from_this<Refinement> {
   absl::Status CopyChunk(const ChunkCut& cut, const BlockHold& to, Applied* applied);
   void MarkTiers(const ChunkCut& cut);  // all its cells are in the destination
   void GiveBackLocked();
+  absl::StatusOr<Applied> ApplyStaged(uint64_t max_bytes);
 
   const std::shared_ptr<RefineBase> base_;
   const RefineChoice choice_;
@@ -176,12 +177,14 @@ class Refinement : public std::enable_shared_from_this<Refinement> {
   std::unique_ptr<uint8_t[]> memory_;
   uint64_t memory_bytes_ = 0;
 
-  std::mutex apply_mutex_;  // one Apply or Drop at a time; before the next
+  std::mutex apply_mutex_;  // one Apply at a time; before the next
   mutable std::mutex mutex_;
   std::vector<ChunkPlace> chunks_;
   uint64_t staged_bytes_ = 0, applied_bytes_ = 0, stale_cells_ = 0;
   size_t applied_chunks_ = 0;
-  bool dropped_ = false, exact_ = false;
+  bool dropped_ = false, closed_ = false, exact_ = false;
+  uint32_t applying_ = 0;  // calls of Apply
+  std::vector<std::function<void()>> closers_;
   std::vector<uint32_t> checksums_;
 };
 

@@ -1,4 +1,6 @@
 // Refinements that are refused, end early, or meet blocks that are others' by now: the base stays as it is.
+#include <numeric>
+
 #include "server/transfer/refinement.h"
 #include "tests/unit/transfer/refine_fixture.h"
 
@@ -165,6 +167,54 @@ TEST_F(RefineEngineTest, AReleasedDestinationTakesNothing) {
   ASSERT_TRUE(b_->manager().Release(kMe, "t", Role::kReceiver).ok());
   EXPECT_EQ(ReasonOf(Apply().status()), "NOT_RETAINED");
   EXPECT_TRUE(Landed() == base_);
+}
+
+// A worker that releases uses its blocks for others at once, also while another of its threads still applies.
+TEST_F(RefineEngineTest, AReleaseWaitsForAnApplyThatIsUnderWay) {
+  constexpr uint32_t kTokens = 2560;
+  source_layout_.num_blocks = 256;
+  target_layout_.num_blocks = 512;
+  Build();
+  Prepare();
+  std::vector<uint64_t> from(kTokens / 16);
+  std::iota(from.begin(), from.end(), 40);
+  FillBlocks(*a_, source_pool_, source_layout_, from, 5);
+  int met = 0;
+  for (int round = 0; round < 30; ++round) {
+    const std::string id = "t" + std::to_string(round);
+    auto target = b_->Target(target_pool_, {{40, kTokens / 8}}, kTokens);
+    std::vector<uint8_t*> rows(kTokens);
+    target->FillRows(0, 2, PlaneId::kV, 0, kTokens, rows.data());  // applied last
+    SenderSpec sender = Send(id, a_->Source(source_pool_, {{40, from.size()}}, kTokens), Coarse());
+    sender.retain_ms = 60000;
+    ReceiverSpec receiver = Expect(id, std::move(target));
+    receiver.refinable = true;
+    ASSERT_TRUE(a_->manager().StartSender(std::move(sender)).ok());
+    ASSERT_TRUE(b_->manager().StartReceiver(std::move(receiver)).ok());
+    ASSERT_EQ(b_->Watch(id, Role::kReceiver)->WaitTerminal().state, TransferState::kCommitted);
+    RefineSpec ask = Ask(id + ".r");
+    ask.transfer_id = id;
+    ASSERT_TRUE(b_->manager().Refine(ask).ok());
+    ASSERT_EQ(Await(id + ".r").state, TransferState::kCommitted);
+    std::atomic<bool> begun{false};
+    absl::StatusOr<RefinementApplied> applied = absl::InternalError("");
+    std::thread applies([&] {
+      begun = true;
+      applied = Apply(id + ".r");
+    });
+    while (!begun) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::microseconds(100 * (round % 10)));
+    std::atomic<bool> released{false};
+    b_->manager().EndRefinements(kMe, id, Role::kReceiver, [&] { released = true; });
+    ASSERT_TRUE(Eventually([&] { return released.load(); }));
+    for (uint8_t* const row : rows) row[0] = 0x5A;  // another request's
+    applies.join();
+    met += applied.ok() ? 1 : 0;
+    for (const uint8_t* const row : rows) ASSERT_EQ(row[0], 0x5A) << "written after the release, round " << round;
+    EXPECT_EQ(b_->manager().refine_memory().staging_bytes, 0u);
+    ASSERT_TRUE(b_->manager().Release(kMe, id, Role::kReceiver).ok());
+  }
+  EXPECT_GT(met, 0) << "no apply came before the release";
 }
 
 TEST_F(RefineEngineTest, ADrainingDaemonKeepsNothing) {
