@@ -113,6 +113,7 @@ absl::Status TransferManagerImpl::Insert(const std::shared_ptr<Transfer>& transf
     if (!half.refines.empty()) {
       const auto kept = kept_.find({key.first, half.refines});
       if (kept == kept_.end() || kept->second.ended) return NotRetained(half.refines);
+      if (kept->second.moving) return SourceMoves();
       kept->second.children.insert(key.second);
     }
     Entry& entry = entries_[key];
@@ -246,6 +247,7 @@ absl::Status TransferManagerImpl::Release(const Caller& caller, const std::strin
     if (!key.ok()) return key.status();
     const auto it = entries_.find(*key);
     if (!it->second.live()) {
+      if (kept_.count(*key) != 0) return StillRetained(transfer_id);
       ended_.erase(std::remove(ended_.begin(), ended_.end(), *key), ended_.end());
       entries_.erase(it);
       return absl::OkStatus();
@@ -427,18 +429,20 @@ void TransferManagerImpl::DropSession(uint64_t session) {
 
 void TransferManagerImpl::OnSettled(const std::shared_ptr<Transfer>& transfer) {
   std::shared_ptr<Transfer> last;  // let go outside the lock
+  std::shared_ptr<Refinement> refinement;
   const Key key{transfer->role(), transfer->id()};
   const TransferReport report = transfer->Snapshot();
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const Entry& entry = entries_.at(key);
     last = entry.transfer;
+    refinement = entry.refinement;
     --active_;
     if (--active_of_owner_[entry.owner] == 0) active_of_owner_.erase(entry.owner);
     if (--active_of_pool_[report.pool_id] == 0) active_of_pool_.erase(report.pool_id);
     if (!transfer->is_part()) Remember(key, report);
   }
-  if (transfer->refines()) OnRefined(key, report);
+  if (transfer->refines()) OnRefined(key, report, refinement);
 }
 
 }  // namespace spectrumkv
