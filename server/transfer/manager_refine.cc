@@ -38,7 +38,7 @@ bool MayBeOverSoon(const absl::Status& error) {
 bool IsOfNothingRetained(const absl::Status& error) {
   const std::string reason = ReasonOf(error);
   return reason == "NOT_RETAINED" || reason == "RELEASED" || reason == "SOURCE_GONE" || reason == "PEER_RESTARTED" ||
-         reason.rfind("RETENTION_E", 0) == 0;  // expired, evicted
+         reason == "RETENTION_EXPIRED" || reason == "RETENTION_EVICTED";
 }
 
 // By how much cells grow, at most, where the destination's data type is wider.

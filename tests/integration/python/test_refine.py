@@ -217,14 +217,17 @@ def test_a_prefill_daemon_that_is_killed_and_restarted():
             ends = Ends(source, target, prefill, decode, "killed", skv.Group(**GROUP), TOKENS)
             commit(ends)
             coarse = words(ends).copy()
-            prefill.restart()
+            prefill.kill()
             target.refine("killed", "killed.r")
             report = ended(target, "killed.r")
-            assert (report.state, report.reason) == (FAILED, "PEER_RESTARTED"), report
-            prefill.kill()
+            assert report.state == FAILED and report.reason in ("PEER_GONE", "PEER_UNREACHABLE"), report
+            prefill.restart()
             target.refine("killed", "killed.r2")
             report = ended(target, "killed.r2")
-            assert report.state == FAILED and report.reason in ("PEER_GONE", "PEER_UNREACHABLE"), report
+            assert (report.state, report.reason) == (FAILED, "PEER_RESTARTED"), report
+            assert not target.wait_exact("killed", timeout_s=5).exact, "told at once: there is nothing to wait for"
+            with refused("FAILED_PRECONDITION", "NOT_RETAINED"):
+                target.refine("killed", "killed.r3")
             assert target.get_transfer("killed").state == COMMITTED
             assert (words(ends) == coarse).all()
             ends.there.pool.close()

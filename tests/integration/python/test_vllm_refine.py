@@ -377,9 +377,9 @@ def test_kept_by_the_daemon(transfer_id, kv):
             pair.end()
 
 
-def test_not_kept_by_a_daemon_without_room(d, prefill, transfer_id, kv):
+def test_not_kept_by_a_daemon_without_room(d, transfer_id, kv):
     """Its blocks come back at once, too; the request decodes with what it has."""
-    with refining(prefill, retain_in="daemon") as p:
+    with running(refine__max_rate_bytes=RATE) as slow, refining(slow, retain_in="daemon") as p:
         pair = Pair(p, d, transfer_id, kv)
         p.scheduler.request_finished(pair.sender, aborted=False)
         p.until(lambda: transfer_id in p.sent)
