@@ -58,15 +58,15 @@ TEST_F(RefineRacesTest, ARefinementThatIsAboutToBeginReadsNothingAfterTheMove) {
   BuildWithCache(1 << 20);
   Prepare();
   const auto hooks = CommitHooked();
-  std::shared_ptr<std::atomic<Moved>> moved;
+  const auto moved = std::make_shared<std::atomic<Moved>>(Moved::kNotYet);
   std::atomic<int> reads{-1};
   hooks->OnNextSchema([&] {
-    moved = StartMove();
+    StartMove("t", moved);
     Eventually([&] { return *moved != Moved::kNotYet || hooks->reads() > 0; });
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   });
   ASSERT_TRUE(b_->manager().Refine(Ask()).ok());
-  ASSERT_TRUE(Eventually([&] { return moved != nullptr && *moved != Moved::kNotYet; }));
+  ASSERT_TRUE(Eventually([&] { return *moved != Moved::kNotYet; }));
   EXPECT_EQ(*moved, Moved::kCached);
   reads = hooks->reads();
   ASSERT_EQ(Await().state, TransferState::kCommitted) << "it has asked again, by itself";

@@ -37,8 +37,9 @@ class RefineCacheTest : public RefineEngineTest {
   }
   // What one call that runs on its own answers.
   enum class Moved { kNotYet, kReleased, kCached, kError };
-  std::shared_ptr<std::atomic<Moved>> StartMove(const std::string& id = "t") {
-    auto answer = std::make_shared<std::atomic<Moved>>(Moved::kNotYet);
+  std::shared_ptr<std::atomic<Moved>> StartMove(
+      const std::string& id = "t",
+      std::shared_ptr<std::atomic<Moved>> answer = std::make_shared<std::atomic<Moved>>(Moved::kNotYet)) {
     a_->manager().MoveToCache(kMe, id, Role::kSender, [answer](absl::StatusOr<bool> cached) {
       EXPECT_EQ(answer->load(), Moved::kNotYet) << "answered twice";
       *answer = !cached.ok() ? Moved::kError : *cached ? Moved::kCached : Moved::kReleased;
