@@ -155,8 +155,10 @@ void TransferManagerImpl::EndRefinements(const Caller& caller, const std::string
     const absl::StatusOr<Key> found = KeyOf(caller, transfer_id, role);
     if (found.ok()) {
       key = *found;
-      if (entries_.at(*found).refinement != nullptr) refinements.push_back(entries_.at(*found).refinement);
-      for (const auto& weak : entries_.at(*found).refinements) {
+      const Entry& entry = entries_.at(*found);
+      // While one still runs, its receiver decodes into what Close gives back.
+      if (entry.refinement != nullptr && !entry.live()) refinements.push_back(entry.refinement);
+      for (const auto& weak : entry.refinements) {
         if (auto refinement = weak.lock(); refinement != nullptr) refinements.push_back(std::move(refinement));
       }
     }
@@ -172,7 +174,8 @@ void TransferManagerImpl::EndRefinementsOf(const std::string& pool_id) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& [key, entry] : entries_) {
-      if (entry.refinement != nullptr && entry.refinement->base().pool_id == pool_id) refinements.push_back(entry.refinement);
+      if (entry.refinement == nullptr || entry.live()) continue;  // those that run have failed, and close then
+      if (entry.refinement->base().pool_id == pool_id) refinements.push_back(entry.refinement);
     }
   }
   CloseAll(refinements, [] {});

@@ -140,6 +140,7 @@ class Refinement : public std::enable_shared_from_this<Refinement> {
   // BlockTicket::Reserve; FAILED_PRECONDITION REFINEMENT_DROPPED (also once closed), NOT_STAGED; those of WriteRows, after which what was due
   // waits for the next call.
   absl::StatusOr<Applied> Apply(uint64_t max_bytes);
+  // REQUIRES: nothing decodes into NewTarget's memory any more.
   // Nothing is applied any more, and what is staged is lost; `done` once no Apply writes any more, at once where none does.
   void Close(std::function<void()> done);
   bool closed() const;
