@@ -114,6 +114,11 @@ absl::Status TransferManagerImpl::Insert(const std::shared_ptr<Transfer>& transf
       if (kept == kept_.end() || kept->second.ended) return NotRetained(half.refines);
       kept->second.children.insert(key.second);
     }
+    if (half.refinement != nullptr) {
+      auto& all = entries_.at({key.first, half.refines}).refinements;
+      all.erase(std::remove_if(all.begin(), all.end(), [](const auto& weak) { return weak.expired(); }), all.end());
+      all.push_back(half.refinement);
+    }
     Entry& entry = entries_[key];
     entry.refinement = half.refinement;
     first = !entry.live();
@@ -232,14 +237,26 @@ void TransferManagerImpl::Cancel(const Caller& caller, const std::string& transf
 
 absl::Status TransferManagerImpl::Release(const Caller& caller, const std::string& transfer_id, std::optional<Role> role) {
   Entry waiting;
+  std::vector<std::shared_ptr<Refinement>> refinements;  // of it; let go outside the lock
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     absl::StatusOr<Key> key = KeyOf(caller, transfer_id, role);
     if (!key.ok()) return key.status();
     const auto it = entries_.find(*key);
+    // EndRefinements came before its commit: then it is as if this did, too.
+    if (!it->second.live() && kept_.count(*key) != 0) {
+      return MakeError(absl::StatusCode::kFailedPrecondition, "TRANSFER_ACTIVE",
+                       absl::StrCat("transfer ", transfer_id, " has committed just now and is kept for refinements"));
+    }
     if (!it->second.live()) {
+      for (const auto& weak : it->second.refinements) refinements.push_back(weak.lock());
       ended_.erase(std::remove(ended_.begin(), ended_.end(), *key), ended_.end());
       entries_.erase(it);
+      lock.unlock();
+      // Nobody can apply them any more; whoever does just now has its end.
+      for (const auto& refinement : refinements) {
+        if (refinement != nullptr) refinement->Drop();
+      }
       return absl::OkStatus();
     }
     const bool published = key->first == Role::kSender && !it->second.dials;
@@ -419,18 +436,22 @@ void TransferManagerImpl::DropSession(uint64_t session) {
 
 void TransferManagerImpl::OnSettled(const std::shared_ptr<Transfer>& transfer) {
   std::shared_ptr<Transfer> last;  // let go outside the lock
+  std::shared_ptr<Refinement> refinement;
   const Key key{transfer->role(), transfer->id()};
   const TransferReport report = transfer->Snapshot();
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const Entry& entry = entries_.at(key);
     last = entry.transfer;
+    refinement = entry.refinement;
     --active_;
     if (--active_of_owner_[entry.owner] == 0) active_of_owner_.erase(entry.owner);
     if (--active_of_pool_[report.pool_id] == 0) active_of_pool_.erase(report.pool_id);
     if (!transfer->is_part()) Remember(key, report);
+    // Now: as soon as it is remembered, its worker may release it and ask for another of that name.
+    if (transfer->refines()) NoteRefined(key, report, refinement.get());
   }
-  if (transfer->refines()) OnRefined(key, report);
+  if (transfer->refines()) OnRefined(report, refinement);
 }
 
 }  // namespace spectrumkv

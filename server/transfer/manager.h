@@ -11,6 +11,7 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "server/transfer/parking.h"
 #include "server/transfer/part_group.h"
@@ -72,6 +73,12 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   void OnBusy(int delta) override { busy_.fetch_add(delta, std::memory_order_relaxed); }
   int64_t RefinePauseNs() override;
   void CountRefined(uint64_t bytes) override;
+  // For tests: of TransferOptions::staging_bytes what is taken; transfers that are kept, in either role.
+  uint64_t staging_used() const { return staging_->used(); }
+  size_t kept() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return kept_.size();
+  }
 
  private:
   using Key = std::pair<Role, std::string>;
@@ -88,6 +95,7 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
     int64_t ended_ns = 0;
     bool first_token_reported = false;
     std::shared_ptr<Refinement> refinement;  // a refinement's receiver
+    std::vector<std::weak_ptr<Refinement>> refinements;  // of a receiver's transfer: those that were begun
 
     bool live() const { return transfer != nullptr || group != nullptr; }
     TransferReport Now() const;
@@ -148,7 +156,8 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   void EndKept(const Key& key, const absl::Status& why, std::function<void()> done = nullptr);
   void FinishKept(const Key& key);
   void EndAllKept(const std::string& pool_id, const absl::Status& why);  // of any pool where that is empty
-  void OnRefined(const Key& child, const TransferReport& report);
+  void NoteRefined(const Key& child, const TransferReport& report, const Refinement* refinement);  // REQUIRES mutex_
+  void OnRefined(const TransferReport& report, const std::shared_ptr<Refinement>& refinement);
   // The next round of a refinement in the background, where there is one to do.
   void RefineInBackground(const std::string& transfer_id);
   void NoteExact(const Key& base, const Refinement& refinement);  // REQUIRES mutex_

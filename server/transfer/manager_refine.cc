@@ -102,29 +102,24 @@ void TransferManagerImpl::NoteExact(const Key& base, const Refinement& refinemen
   if (entry != entries_.end() && refinement.exact()) entry->second.report.exact = true;
 }
 
-// A refinement has settled.
-void TransferManagerImpl::OnRefined(const Key& child, const TransferReport& report) {
+void TransferManagerImpl::NoteRefined(const Key& child, const TransferReport& report, const Refinement* refinement) {
   const Key key{child.first, report.refines};
-  std::shared_ptr<Refinement> failed;
-  bool next = false;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (const std::shared_ptr<Refinement>& r = entries_.at(child).refinement; r != nullptr) {
-      NoteExact(key, *r);
-      next = report.state == TransferState::kCommitted && IsBackground(child.second, r->base()) && r->complete() &&
-             report.cells_left > 0;
-    }
-    if (report.state != TransferState::kCommitted) failed = entries_.at(child).refinement;
-    const auto kept = kept_.find(key);
-    if (kept != kept_.end() && kept->second.children.erase(child.second) != 0) {
-      kept->second.refined_wire_bytes += report.wire_bytes;
-    }
-    const auto base = entries_.find(key);
-    if (base != entries_.end() && !base->second.live()) base->second.report.refined_wire_bytes += report.wire_bytes;
+  if (refinement != nullptr) NoteExact(key, *refinement);
+  const auto kept = kept_.find(key);
+  if (kept != kept_.end() && kept->second.children.erase(child.second) != 0) {
+    kept->second.refined_wire_bytes += report.wire_bytes;
   }
-  if (failed != nullptr) failed->Drop();
-  FinishKept(key);
-  if (next) RefineInBackground(report.refines);
+  const auto base = entries_.find(key);
+  if (base != entries_.end() && !base->second.live()) base->second.report.refined_wire_bytes += report.wire_bytes;
+}
+
+// A refinement has settled; `refinement`: a receiver's.
+void TransferManagerImpl::OnRefined(const TransferReport& report, const std::shared_ptr<Refinement>& refinement) {
+  if (refinement != nullptr && report.state != TransferState::kCommitted) refinement->Drop();
+  FinishKept({report.role, report.refines});
+  if (refinement == nullptr || report.state != TransferState::kCommitted) return;
+  const bool background = IsBackground(report.transfer_id, refinement->base());
+  if (background && refinement->complete() && report.cells_left > 0) RefineInBackground(report.refines);
 }
 
 absl::StatusOr<std::shared_ptr<RefineBase>> TransferManagerImpl::BaseOf(const RefineSpec& spec) const {
