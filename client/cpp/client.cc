@@ -181,26 +181,42 @@ absl::Status Client::Advance(const std::string& transfer_id, uint32_t layers, ui
 
 absl::StatusOr<v1::TransferReport> Client::Wait(const v1::TransferKey& key, int64_t timeout_ms,
                                                 const EventCallback& on_event) {
-  const auto deadline = In(timeout_ms);
   v1::WatchTransferRequest request;
   *request.mutable_transfer() = key;
+  return WatchToTheEnd(request, timeout_ms, on_event);
+}
+
+absl::StatusOr<v1::TransferReport> Client::WaitExact(const v1::TransferKey& key, int64_t timeout_ms,
+                                                     const EventCallback& on_event) {
+  v1::WatchTransferRequest request;
+  *request.mutable_transfer() = key;
+  request.set_until_exact(true);
+  return WatchToTheEnd(request, timeout_ms, on_event);
+}
+
+absl::StatusOr<v1::TransferReport> Client::WatchToTheEnd(const v1::WatchTransferRequest& request, int64_t timeout_ms,
+                                                         const EventCallback& on_event) {
+  const auto deadline = In(timeout_ms);
   for (;;) {
     grpc::ClientContext context;
     context.set_deadline(deadline);
     const auto stream = stub_->WatchTransfer(&context, request);
     v1::WatchTransferResponse event;
     v1::TransferReport report;
-    bool terminal = false;
+    bool over = false;
     while (stream->Read(&event)) {
       if (event.has_terminal()) {
         report = event.terminal();
-        terminal = true;
+        over = !request.until_exact() || report.state() != v1::TRANSFER_STATE_COMMITTED;
+      } else if (event.has_exact() || event.has_released()) {
+        report = event.has_exact() ? event.exact() : event.released();
+        over = true;
       } else if (on_event) {
         on_event(event);
       }
     }
     const absl::Status status = FromGrpc(stream->Finish());
-    if (terminal) return report;
+    if (over) return report;
     const bool broken = status.ok() || status.code() == absl::StatusCode::kUnavailable;
     if (!broken || std::chrono::system_clock::now() + std::chrono::milliseconds(kRewatchMs) >= deadline) {
       return status.ok() ? absl::UnavailableError("the watch ended without a terminal event") : status;
@@ -213,10 +229,12 @@ absl::StatusOr<v1::RefineResponse> Client::Refine(const v1::RefineRequest& reque
   return Call(stub_.get(), &Stub::Refine, request, options_.call_timeout_ms);
 }
 
-absl::StatusOr<v1::ApplyRefinementResponse> Client::ApplyRefinement(const std::string& refine_id, uint64_t max_bytes) {
+absl::StatusOr<v1::ApplyRefinementResponse> Client::ApplyRefinement(const std::string& refine_id, uint64_t max_bytes,
+                                                                    const std::string& read_event) {
   v1::ApplyRefinementRequest request;
   request.set_refine_id(refine_id);
   request.set_max_bytes(max_bytes);
+  request.set_read_event(read_event);
   return Call(stub_.get(), &Stub::ApplyRefinement, request, options_.call_timeout_ms);
 }
 
@@ -240,6 +258,15 @@ absl::Status Client::Release(const v1::TransferKey& key) {
   v1::ReleaseTransferRequest request;
   *request.mutable_transfer() = key;
   return Call(stub_.get(), &Stub::ReleaseTransfer, request, options_.call_timeout_ms).status();
+}
+
+absl::StatusOr<bool> Client::ReleaseToCache(const v1::TransferKey& key) {
+  v1::ReleaseTransferRequest request;
+  *request.mutable_transfer() = key;
+  request.set_keep_in_cache(true);
+  const auto response = Call(stub_.get(), &Stub::ReleaseTransfer, request, options_.call_timeout_ms);
+  if (!response.ok()) return response.status();
+  return response->kept_in_cache();
 }
 
 absl::Status Client::ReportFirstToken(const v1::TransferKey& key, double seconds) {

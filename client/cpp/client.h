@@ -65,16 +65,24 @@ class Client {
   // timeout_ms; the transfer goes on. A broken watch is opened again.
   absl::StatusOr<v1::TransferReport> Wait(const v1::TransferKey& key, int64_t timeout_ms,
                                           const EventCallback& on_event = nullptr);
+  // As Wait; and of one that has committed, until refinement is over: the destination equals the source (`exact`), or
+  // nothing is retained any more. At the sender: the source's blocks are not read from then on.
+  absl::StatusOr<v1::TransferReport> WaitExact(const v1::TransferKey& key, int64_t timeout_ms,
+                                               const EventCallback& on_event = nullptr);
 
   // Better precision for what has arrived (docs/refinement.md): a transfer `refine_id` of its own, and what it has received
   // into the blocks, when nobody reads them. No cells, no transfer.
   absl::StatusOr<v1::RefineResponse> Refine(const v1::RefineRequest& request);
-  absl::StatusOr<v1::ApplyRefinementResponse> ApplyRefinement(const std::string& refine_id, uint64_t max_bytes = 0);
+  // read_event: of blocks on a GPU, a CUDA IPC event behind the last reads; empty: nobody reads them.
+  absl::StatusOr<v1::ApplyRefinementResponse> ApplyRefinement(const std::string& refine_id, uint64_t max_bytes = 0,
+                                                              const std::string& read_event = {});
 
   absl::StatusOr<v1::TransferReport> Get(const v1::TransferKey& key);
   // Returns when no byte can land any more. The report says COMMITTED where the cancel came too late.
   absl::StatusOr<v1::TransferReport> Cancel(const v1::TransferKey& key);
   absl::Status Release(const v1::TransferKey& key);
+  // Of a retained source: its blocks are the worker's again; true: its words are in the daemon's cache, and may be asked for.
+  absl::StatusOr<bool> ReleaseToCache(const v1::TransferKey& key);
   absl::Status ReportFirstToken(const v1::TransferKey& key, double seconds);
 
   // Writes blocks; `next` fills in a message and says whether there was one. Not repeated by itself.
@@ -88,6 +96,8 @@ class Client {
   v1::WorkerService::Stub& stub() { return *stub_; }
 
  private:
+  absl::StatusOr<v1::TransferReport> WatchToTheEnd(const v1::WatchTransferRequest& request, int64_t timeout_ms,
+                                                   const EventCallback& on_event);
   Client(std::shared_ptr<v1::WorkerService::Stub> stub, const Options& options)
       : stub_(std::move(stub)), options_(options) {}
 

@@ -150,6 +150,7 @@ std::string ReportLines(const v1::TransferReport& r) {
       {"saved", Bytes(r.saved_bytes())},
       {"retained for", r.retained_seconds() > 0 ? Seconds(r.retained_seconds()) : ""},
       {"refined by", r.refined_wire_bytes() > 0 ? Bytes(r.refined_wire_bytes()) + " more" : ""},
+      {"exact", r.exact() ? "yes" : ""},
       {"refines", r.refines()},
       {"cells", count(r.cells())},
       {"cells left", count(r.cells_left())},

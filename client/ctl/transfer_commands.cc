@@ -1,4 +1,4 @@
-// transfers, transfers show, transfers cancel, transfers wait, first-token.
+// transfers, transfers show, transfers cancel, transfers wait, transfers release, first-token.
 #include "client/ctl/transfer_commands.h"
 
 #include <cstdio>
@@ -66,10 +66,38 @@ absl::StatusOr<int> Cancel(const Context& context, Args args) {
 
 absl::StatusOr<int> Wait(const Context& context, Args args) {
   const v1::TransferKey key = Key(&args);
+  const bool exact = args.Switch("exact");
   if (const absl::Status status = args.Check(1); !status.ok()) return status;
   const auto worker = ConnectWorker(context.connection);
   if (!worker.ok()) return worker.status();
+  if (exact) {
+    const auto report = (*worker)->WaitExact(key, context.connection.timeout_ms);
+    if (!report.ok()) return report.status();
+    std::fputs(context.json ? ToJson(*report).c_str() : ReportLines(*report).c_str(), stdout);
+    return report->exact() ? kOk : kCheckFailed;
+  }
   return WaitAndReport(context, worker->get(), key);
+}
+
+absl::StatusOr<int> Release(const Context& context, Args args) {
+  const v1::TransferKey key = Key(&args);
+  const bool keep = args.Switch("keep-in-cache");
+  if (const absl::Status status = args.Check(1); !status.ok()) return status;
+  const auto worker = ConnectWorker(context.connection);
+  if (!worker.ok()) return worker.status();
+  if (!keep) {
+    if (const absl::Status status = (*worker)->Release(key); !status.ok()) return status;
+    if (context.json) std::puts("{}");
+    return kOk;
+  }
+  const auto cached = (*worker)->ReleaseToCache(key);
+  if (!cached.ok()) return cached.status();
+  if (context.json) {
+    std::printf("{\"kept_in_cache\": %s}\n", *cached ? "true" : "false");
+  } else {
+    std::puts(*cached ? "the daemon's cache has the words" : "released: the cache has no room, or nothing was retained");
+  }
+  return *cached ? kOk : kCheckFailed;
 }
 
 absl::StatusOr<int> FirstToken(const Context& context, Args args) {
@@ -106,7 +134,16 @@ std::vector<Command> TransferCommands() {
        "cancel; returns when no byte can land any more; exit 1 if it had ended",
        {kRole},
        Cancel},
-      {"transfers wait", "ID", "wait for the end (--timeout); exit 0 only if committed", {kRole}, Wait},
+      {"transfers wait",
+       "ID",
+       "wait for the end (--timeout); exit 0 only if committed",
+       {kRole, {"exact", "", "and until refinement is over; exit 0 only if the destination equals the source"}},
+       Wait},
+      {"transfers release",
+       "ID",
+       "end retention, withdraw a publish, forget what has ended; returns when no block is read or written any more",
+       {kRole, {"keep-in-cache", "", "the daemon keeps a retained source's words (refine.cache_bytes); exit 1 if not"}},
+       Release},
       {"first-token",
        "ID",
        "report the decode worker's time to first token",

@@ -176,7 +176,8 @@ def bytes_and_tiers():
         graph("Refinements that ended", 8, "cps", "By outcome, both sides. A failed one leaves its transfer as it was.",
               [(rate("refinements_total", by="outcome"), "{{outcome}}")], stack="normal"),
         graph("Transfers kept for refinement", 8, "cps", "Committed transfers that were to be kept. refused: there were as many as "
-              "refine.max_retained allows, or the daemon drains.",
+              "refine.max_retained allows, or the daemon drains. cached: their words moved to the daemon; uncached: there was no room; "
+              "evicted: they went for others.",
               [(rate("retentions_total", by="result"), "{{result}}")], stack="normal"),
     ]  # fmt: skip
 
@@ -194,6 +195,8 @@ def saturation():
               [(used("send"), "send {{instance}}"), (used("receive"), "receive {{instance}}")], max=1),
         graph("Blocks of pools", 8, "short", "KV blocks of all registered pools, by use.",
               [(gauge("pool_blocks", by="state"), "{{state}}")], stack="normal"),
+        graph("Memory of refinements", 8, "bytes", "Cells that wait for ApplyRefinement (limit: refine.staging_bytes), and words of "
+              "retained sources (limit: refine.cache_bytes).", [(gauge("refine_bytes", by="use"), "{{use}}")], stack="normal"),
         graph("Memory on GPUs", 8, "bytes", "What the daemons have on their GPUs beside the memory of workers: the process's "
               "contexts, pools of kind DAEMON_OWNED, lanes that code chunks.",
               [(gauge("device_bytes", by="use"), "{{use}}")], stack="normal"),

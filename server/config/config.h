@@ -126,6 +126,7 @@ struct Config {
     uint64_t max_retain_seconds = 600;
     uint64_t staging_bytes = uint64_t{1} << 30;
     uint64_t max_rate_bytes = 0;  // 0: no limit
+    uint64_t cache_bytes = 0;     // 0: no cache
   } refine;
 
   struct Log {

@@ -31,6 +31,16 @@ std::vector<KeySpec> MakeRefineKeys() {
        {},
        "Memory in which refined cells wait for ApplyRefinement, of all refinements together; taken as they arrive. A "
        "refinement takes as many cells as there is room for."},
+      {"refine.cache_bytes",
+       KeyKind::kBytes,
+       Ref(FIELD(refine.cache_bytes)),
+       "bytes",
+       0,
+       kTiB,
+       {},
+       "Memory for the exact words of retained sources whose workers need the blocks back (ReleaseTransfer with "
+       "keep_in_cache); taken as sources come. Those that were longest not read go first. 0: no cache, the blocks are "
+       "given back and nothing is kept."},
       {"refine.max_rate_bytes",
        KeyKind::kBytes,
        Ref(FIELD(refine.max_rate_bytes)),

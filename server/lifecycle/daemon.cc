@@ -221,7 +221,7 @@ absl::Status Daemon::Impl::StartEngine() {
                                              });
   callers_ = std::make_shared<CallerTable>(static_cast<uint32_t>(config_.worker.max_connections));
   gauges_ = std::make_unique<GaugeRefresher>(GaugeRefresher::Sources{
-      clock_.get(), metrics_.get(), pools_.get(), send_slots_.get(), receive_slots_.get(), callers_.get(),
+      clock_.get(), metrics_.get(), pools_.get(), transfers_.get(), send_slots_.get(), receive_slots_.get(), callers_.get(),
       devices_.get()});
   return absl::OkStatus();
 }

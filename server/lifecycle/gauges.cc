@@ -48,6 +48,9 @@ void GaugeRefresher::Refresh(const std::shared_ptr<State>& state) {
   };
   staging(*s.send_slots, MetricStaging::kSendUsed, MetricStaging::kSendFree);
   staging(*s.receive_slots, MetricStaging::kReceiveUsed, MetricStaging::kReceiveFree);
+  const RefineMemory refine = s.transfers->refine_memory();
+  s.metrics->SetRefineBytes(MetricRefineMemory::kStaging, refine.staging_bytes);
+  s.metrics->SetRefineBytes(MetricRefineMemory::kCache, refine.cache_bytes);
   Device::Use devices;
   for (const auto& device : s.devices->all()) {
     const Device::Use use = device->use();

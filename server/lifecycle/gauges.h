@@ -18,6 +18,7 @@ class GaugeRefresher {
     Clock* clock = nullptr;
     Metrics* metrics = nullptr;
     const PoolRegistry* pools = nullptr;
+    const TransferManager* transfers = nullptr;
     const SlotPool* send_slots = nullptr;
     const SlotPool* receive_slots = nullptr;
     CallerTable* callers = nullptr;

@@ -76,6 +76,7 @@ TransferOptions TransferOptionsOf(const Config& config, uint64_t epoch) {
   options.max_retained = static_cast<uint32_t>(config.refine.max_retained);
   options.max_retain_ms = static_cast<int64_t>(config.refine.max_retain_seconds) * 1000;
   options.staging_bytes = config.refine.staging_bytes;
+  options.cache_bytes = config.refine.cache_bytes;
   options.refine_bytes_per_second = config.refine.max_rate_bytes;
   options.allowed_hosts = config.peer.allowed_hosts;
   options.terminal_memory_ms = static_cast<int64_t>(config.transfer.terminal_memory_seconds) * 1000;

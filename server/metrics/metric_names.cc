@@ -181,7 +181,8 @@ std::vector<MetricSpec> MakeCounters() {
        "spectrumkv_retentions_total",
        counter,
        "Committed transfers that were to be kept for refinements: kept, or refused because there were as many as "
-       "refine.max_retained allows, or the daemon drains.",
+       "refine.max_retained allows, or the daemon drains. Of kept ones that were to move to refine.cache_bytes: "
+       "cached, or uncached because there was no room; and evicted from there, for others.",
        {Role(), LabelOf<MetricRetention>("result", kMetricRetentions)},
        {}},
       {MetricId::kRefinedBytes,
@@ -286,6 +287,12 @@ std::vector<MetricSpec> MakeGauges() {
        "Bytes of staging slots, by partition and use.",
        {LabelOf<MetricStaging>("state", kMetricStagings)},
        {}},
+      {MetricId::kRefineBytes,
+       "spectrumkv_refine_bytes",
+       gauge,
+       "Memory of refinements: refine.staging_bytes and refine.cache_bytes that are in use.",
+       {LabelOf<MetricRefineMemory>("use", kMetricRefineMemories)},
+       {}},
       {MetricId::kDeviceBytes,
        "spectrumkv_device_bytes",
        gauge,
@@ -385,7 +392,7 @@ const char* MetricLabelOf(MetricQuota quota) {
   return Pick(kNames, kMetricQuotas, static_cast<int>(quota));
 }
 const char* MetricLabelOf(MetricRetention result) {
-  static constexpr const char* kNames[] = {"kept", "refused"};
+  static constexpr const char* kNames[] = {"kept", "refused", "cached", "uncached", "evicted"};
   return Pick(kNames, kMetricRetentions, static_cast<int>(result));
 }
 const char* MetricLabelOf(MetricGate decision) {
@@ -409,6 +416,10 @@ const char* MetricLabelOf(MetricDevice use) {
   return Pick(kNames, kMetricDevices, static_cast<int>(use));
 }
 
+const char* MetricLabelOf(MetricRefineMemory use) {
+  static constexpr const char* kNames[] = {"staging", "cache"};
+  return Pick(kNames, kMetricRefineMemories, static_cast<int>(use));
+}
 const char* MetricLabelOf(MetricStaging state) {
   static constexpr const char* kNames[] = {"send_used", "send_free", "receive_used", "receive_free"};
   return Pick(kNames, kMetricStagings, static_cast<int>(state));

@@ -48,6 +48,7 @@ enum class MetricId {
   kWorkerConnections,
   kPoolBlocks,
   kStagingBytes,
+  kRefineBytes,
   kDeviceBytes,
   kCertificateExpiry,
   kDraining,

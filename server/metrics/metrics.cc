@@ -139,6 +139,9 @@ void Metrics::SetPoolBlocks(MetricBlocks state, uint64_t blocks) {
 void Metrics::SetStagingBytes(MetricStaging state, uint64_t bytes) {
   impl_->Set(MetricId::kStagingBytes, At(state), static_cast<double>(bytes));
 }
+void Metrics::SetRefineBytes(MetricRefineMemory use, uint64_t bytes) {
+  impl_->Set(MetricId::kRefineBytes, At(use), static_cast<double>(bytes));
+}
 void Metrics::SetDeviceBytes(MetricDevice use, uint64_t bytes) {
   impl_->Set(MetricId::kDeviceBytes, At(use), static_cast<double>(bytes));
 }

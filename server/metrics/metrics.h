@@ -25,12 +25,13 @@ enum class MetricBlocks { kFree, kSending, kReceiving };
 enum class MetricReload { kOk, kFailed };
 enum class MetricRefusal { kUid, kFull, kNoDescriptor, kSystem };
 enum class MetricQuota { kPools, kBytes, kHolds, kTransfers, kPoolTransfers };
-enum class MetricRetention { kKept, kRefused };
+enum class MetricRetention { kKept, kRefused, kCached, kUncached, kEvicted };
 enum class MetricGate { kOpen, kWarned, kOverridden, kNarrowed, kRefused };
 enum class MetricVerdict { kOpen, kClosed };
 enum class MetricTrial { kNeedle, kContinuation, kCode };
 enum class MetricTrialOutcome { kPassed, kFailed };
 enum class MetricDevice { kContext, kPools, kLanes };
+enum class MetricRefineMemory { kStaging, kCache };
 enum class MetricStaging { kSendUsed, kSendFree, kReceiveUsed, kReceiveFree };
 // Numbers as LimitedBy and BudgetReason of report.proto.
 enum class MetricLimit { kUnknown, kPlan, kScan, kEncode, kLink, kDecode, kCredits, kPeer, kSource, kStaging };
@@ -53,11 +54,12 @@ constexpr int kMetricBlocks = 3;
 constexpr int kMetricReloads = 2;
 constexpr int kMetricRefusals = 4;
 constexpr int kMetricQuotas = 5;
-constexpr int kMetricRetentions = 2;
+constexpr int kMetricRetentions = 5;
 constexpr int kMetricGates = 5;
 constexpr int kMetricVerdicts = 2;
 constexpr int kMetricTrials = 3;
 constexpr int kMetricTrialOutcomes = 2;
+constexpr int kMetricRefineMemories = 2;
 constexpr int kMetricStagings = 4;
 constexpr int kMetricDevices = 3;
 constexpr int kMetricLimits = 10;
@@ -105,7 +107,7 @@ class Metrics {
   void CountRefinement(MetricRole role, MetricOutcome outcome);
   void AddRefinedBytes(uint64_t bytes);
   void AddAppliedBytes(uint64_t bytes);
-  // Of a committed transfer that was to be kept for refinements.
+  // Of a committed transfer that was to be kept for refinements; and what became of one that the daemon's cache was to keep.
   void CountRetention(MetricRole role, MetricRetention result);
   // Of a transfer that was asked for, while the quality gate is on.
   void CountGate(MetricGate decision);
@@ -124,6 +126,7 @@ class Metrics {
   void SetWorkerConnections(uint64_t connections);
   void SetPoolBlocks(MetricBlocks state, uint64_t blocks);
   void SetStagingBytes(MetricStaging state, uint64_t bytes);
+  void SetRefineBytes(MetricRefineMemory use, uint64_t bytes);
   void SetDeviceBytes(MetricDevice use, uint64_t bytes);
   void SetCertificateExpiry(double unix_seconds);
   void SetDraining(bool draining);
@@ -166,6 +169,7 @@ const char* MetricLabelOf(MetricGate decision);
 const char* MetricLabelOf(MetricVerdict verdict);
 const char* MetricLabelOf(MetricTrial kind);
 const char* MetricLabelOf(MetricTrialOutcome outcome);
+const char* MetricLabelOf(MetricRefineMemory use);
 const char* MetricLabelOf(MetricStaging state);
 const char* MetricLabelOf(MetricDevice use);
 const char* MetricLabelOf(MetricLimit limit);

@@ -208,4 +208,15 @@ Selection SelectMostImportant(const std::vector<double>& keys, uint32_t first, s
   return selection;
 }
 
+std::vector<float> MeanOverLayers(const std::vector<float>& scores, uint32_t tokens) {
+  const size_t layers = scores.size() / tokens;
+  std::vector<float> mean(tokens);
+  for (uint32_t t = 0; t < tokens; ++t) {
+    double sum = 0;
+    for (size_t l = 0; l < layers; ++l) sum += scores[l * tokens + t];
+    mean[t] = static_cast<float>(sum / static_cast<double>(layers));
+  }
+  return mean;
+}
+
 }  // namespace spectrumkv

@@ -17,6 +17,9 @@ struct Scores {
   double rest = 0;
 };
 
+// Of scores [layers, tokens].
+std::vector<float> MeanOverLayers(const std::vector<float>& scores, uint32_t tokens);
+
 // policy.importance; of RECENT_QUERIES what it amounts to: SCORES, or what stands in for them.
 ImportanceSource SourceInUse(const Policy& policy);
 

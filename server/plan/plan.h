@@ -146,6 +146,8 @@ struct TransferShape {
 uint32_t CountTokens(const std::vector<TokenRange>& ranges);
 // Each token of `ranges`, in their order.
 std::vector<uint32_t> PositionsOf(const std::vector<TokenRange>& ranges);
+// The same backwards. REQUIRES: ascending.
+std::vector<TokenRange> RangesOf(const std::vector<uint32_t>& positions);
 
 // Calls fn(position, count, offset) for each run of positions behind tokens [first, first + count) of `ranges`.
 template <typename Fn>
@@ -246,6 +248,10 @@ class Planner {
   // Where importance comes from in what is planned from now on: policy.importance or what replaced it; RECENT_QUERIES without
   // scores yet are NONE for OPTIMAL and POSITION for others.
   ImportanceSource importance() const;
+
+  // [token_count] how much each token matters by that, 0 for those that do not travel; by layer, the mean. Empty where no
+  // token matters more than another, or that cannot be known. `scan`: as for Plan, read for KEY_NORM.
+  std::vector<float> TokenImportance(const std::vector<LayerScan>& scan) const;
 
   // Plans the chunks of `chunk_indices` (ascending, each not planned before). `scan` has one entry per layer of the
   // shape. A batch may spend what its lowest tiers cost plus its part, by raw bytes, of what is left of the budget

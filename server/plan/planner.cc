@@ -56,17 +56,6 @@ absl::Status CheckShape(const std::vector<PlanLayer>& layers, uint32_t token_cou
                       " chunks; the limit is " + std::to_string(kMaxChunks));
 }
 
-std::vector<TokenRange> RangesOf(const std::vector<uint32_t>& positions) {
-  std::vector<TokenRange> ranges;
-  for (const uint32_t position : positions) {
-    if (!ranges.empty() && ranges.back().first + ranges.back().count == position)
-      ++ranges.back().count;
-    else
-      ranges.push_back({position, 1});
-  }
-  return ranges;
-}
-
 // Raw bytes that have a choice of tiers, times the budgets of their layers.
 uint64_t WeightOf(const std::vector<PlanLayer>& layers, const Unit& unit, const Policy& policy) {
   constexpr float kUnits = 1024;
@@ -87,15 +76,10 @@ uint64_t Part(uint64_t amount, uint64_t weight, uint64_t of) {
 
 uint64_t Least(const std::vector<uint64_t>& values) { return *std::min_element(values.begin(), values.end()); }
 
-std::vector<float> MeanOverLayers(const std::vector<float>& scores, uint32_t tokens) {
-  const size_t layers = scores.size() / tokens;
-  std::vector<float> mean(tokens);
-  for (uint32_t t = 0; t < tokens; ++t) {
-    double sum = 0;
-    for (size_t l = 0; l < layers; ++l) sum += scores[l * tokens + t];
-    mean[t] = static_cast<float>(sum / static_cast<double>(layers));
-  }
-  return mean;
+Unit AllOf(const TransferShape& shape) {
+  Unit all{{0, shape.kept_count()}, std::vector<uint32_t>(shape.layers.size())};
+  std::iota(all.layers.begin(), all.layers.end(), 0);
+  return all;
 }
 
 // Index of the 8-bit rung, or the one below the top.
@@ -298,8 +282,7 @@ absl::StatusOr<Planner> Planner::Create(Policy policy, std::vector<PlanLayer> la
   state.planned.assign(planner.cuts_.size(), false);
   state.chunks_left = planner.cuts_.size();
 
-  Unit all{{0, shape.kept_count()}, std::vector<uint32_t>(shape.layers.size())};
-  std::iota(all.layers.begin(), all.layers.end(), 0);
+  const Unit all = AllOf(shape);
   state.rest_by_rung = CostModel(shape.layers, all, state.rules(), nullptr).BytesByRung();
   state.weight_left = WeightOf(shape.layers, all, state.policy);
   state.least_bytes = Least(state.rest_by_rung);
@@ -391,6 +374,29 @@ absl::Status Planner::SetAttention(std::vector<float> scores) {
 
 ImportanceSource Planner::importance() const {
   return ByScores(state_->policy) ? state_->policy.importance : SourceInUse(state_->policy);
+}
+
+std::vector<float> Planner::TokenImportance(const std::vector<LayerScan>& scan) const {
+  const State& state = *state_;
+  const Policy& policy = state.policy;
+  if (importance() == ImportanceSource::kNone || policy.allocator == Allocator::kRandom) return {};  // also where fixed
+  std::vector<float> mean;
+  Scores scores{policy.scores.data(), static_cast<uint32_t>(policy.scores.size()), state.rest_score};
+  if (ByScores(policy) && policy.scores_per_layer) {
+    mean = MeanOverLayers(policy.scores, shape_.token_count);
+    scores = {mean.data(), shape_.token_count, 0};
+  }
+  std::vector<double> energy;
+  if (policy.importance == ImportanceSource::kKeyNorm) {
+    auto mean_energy = MeanEnergyLog2(shape_.layers, AllOf(shape_).layers, &scan, {0, shape_.kept_count()});
+    if (!mean_energy.ok()) return {};
+    energy = *std::move(mean_energy);
+  }
+  const std::vector<double> keys = ImportanceKeys(policy, shape_.token_count, state.positions, scores, energy);
+  const TokenWeights weights = WeightsOfKeys(keys, !ByScores(policy) || policy.decay_lambda != 0, /*pinned=*/0);
+  std::vector<float> importance(shape_.token_count, 0);
+  for (size_t i = 0; i < state.positions.size(); ++i) importance[state.positions[i]] = weights.linear[i];
+  return importance;
 }
 
 absl::StatusOr<PlanBatch> Planner::Plan(const std::vector<uint32_t>& chunk_indices,

@@ -14,6 +14,13 @@
 namespace spectrumkv {
 namespace {
 
+// How much a tier loses against others; the plain one of as many bits loses more than the rotated one.
+constexpr int kLossMax = 6;
+int LossOf(Tier tier) {
+  constexpr std::array<uint8_t, kTierCount> kLoss = {/*RAW*/ 0, /*P8*/ 2, /*Q4*/ 3, /*Q3*/ 5, /*Q2*/ kLossMax, /*P4*/ 4, /*Q8*/ 1};
+  return kLoss[static_cast<size_t>(tier)];
+}
+
 constexpr uint8_t kUnknownTiers = static_cast<uint8_t>(Tier::kQ2) | static_cast<uint8_t>(Tier::kQ2) << 4;
 
 absl::Status InvalidSelection(const std::string& field, const std::string& what) {
@@ -147,10 +154,18 @@ bool Fits(const RefineChoice& choice, const RefineLimits& limits) {
 
 }  // namespace
 
-bool IsFiner(Tier tier, Tier than) {
-  // By what they lose; the plain tier of as many bits loses more than the rotated one.
-  constexpr std::array<uint8_t, kTierCount> kLoss = {/*RAW*/ 0, /*P8*/ 2, /*Q4*/ 3, /*Q3*/ 5, /*Q2*/ 6, /*P4*/ 4, /*Q8*/ 1};
-  return kLoss[static_cast<size_t>(tier)] < kLoss[static_cast<size_t>(than)];
+bool IsFiner(Tier tier, Tier than) { return LossOf(tier) < LossOf(than); }
+
+std::vector<float> ScoresOfTiers(const TransferShape& base, const TierMap& tiers) {
+  std::vector<float> scores(base.token_count, 0);
+  const std::vector<uint32_t> positions = PositionsOf(base.kept);
+  for (uint32_t l = 0; l < base.layers.size(); ++l) {
+    for (uint32_t t = 0; t < tiers.tokens(); ++t) {
+      scores[positions[t]] += static_cast<float>(kLossMax - LossOf(tiers.At(l, false, t)));
+      if (base.layers[l].has_v) scores[positions[t]] += static_cast<float>(kLossMax - LossOf(tiers.At(l, true, t)));
+    }
+  }
+  return scores;
 }
 
 TierMap::TierMap(const TransferShape& shape)

@@ -49,6 +49,10 @@ struct RefineSelection {
   std::vector<float> scores;
 };
 
+// For a selection whose scores nobody has told: tokens that came finer mattered more to whoever planned them.
+// [token_count], in the order of positions.
+std::vector<float> ScoresOfTiers(const TransferShape& base, const TierMap& tiers);
+
 struct RefineLimits {
   uint64_t wire_bytes = UINT64_MAX;  // escapes not counted
   uint64_t kv_bytes = UINT64_MAX;    // of the cells, raw

@@ -22,6 +22,17 @@ uint32_t CountTokens(const std::vector<TokenRange>& ranges) {
   return count;
 }
 
+std::vector<TokenRange> RangesOf(const std::vector<uint32_t>& positions) {
+  std::vector<TokenRange> ranges;
+  for (const uint32_t position : positions) {
+    if (!ranges.empty() && ranges.back().first + ranges.back().count == position)
+      ++ranges.back().count;
+    else
+      ranges.push_back({position, 1});
+  }
+  return ranges;
+}
+
 std::vector<uint32_t> PositionsOf(const std::vector<TokenRange>& ranges) {
   std::vector<uint32_t> positions;
   positions.reserve(CountTokens(ranges));

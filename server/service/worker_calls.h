@@ -39,7 +39,8 @@ UnaryReactor* AdvanceTransfer(const ServiceContext*, CallContext*, const v1::Adv
 UnaryReactor* GetTransfer(const ServiceContext*, CallContext*, const v1::GetTransferRequest*, v1::GetTransferResponse*);
 UnaryReactor* CancelTransfer(const ServiceContext*, CallContext*, const v1::CancelTransferRequest*,
                              v1::CancelTransferResponse*);
-UnaryReactor* ReleaseTransfer(const ServiceContext*, CallContext*, const v1::ReleaseTransferRequest*);
+UnaryReactor* ReleaseTransfer(const ServiceContext*, CallContext*, const v1::ReleaseTransferRequest*,
+                              v1::ReleaseTransferResponse*);
 UnaryReactor* RefineTransfer(const ServiceContext*, CallContext*, const v1::RefineRequest*, v1::RefineResponse*);
 UnaryReactor* ApplyRefinement(const ServiceContext*, CallContext*, const v1::ApplyRefinementRequest*,
                               v1::ApplyRefinementResponse*);

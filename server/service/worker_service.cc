@@ -63,8 +63,8 @@ class WorkerServiceImpl final : public v1::WorkerService::CallbackService {
     return spectrumkv::CancelTransfer(context_, call, request, response);
   }
   UnaryReactor* ReleaseTransfer(CallContext* call, const v1::ReleaseTransferRequest* request,
-                                v1::ReleaseTransferResponse*) override {
-    return spectrumkv::ReleaseTransfer(context_, call, request);
+                                v1::ReleaseTransferResponse* response) override {
+    return spectrumkv::ReleaseTransfer(context_, call, request, response);
   }
   UnaryReactor* Refine(CallContext* call, const v1::RefineRequest* request, v1::RefineResponse* response) override {
     return RefineTransfer(context_, call, request, response);

@@ -198,18 +198,28 @@ UnaryReactor* CancelTransfer(const ServiceContext* context, CallContext* call, c
   return reactor;
 }
 
-// Refinements first: their end takes as long as a cancel.
 UnaryReactor* ReleaseTransfer(const ServiceContext* context, CallContext* call,
-                              const v1::ReleaseTransferRequest* request) {
+                              const v1::ReleaseTransferRequest* request, v1::ReleaseTransferResponse* response) {
   const auto role = RoleOfKey(request->transfer());
   if (!role.ok()) return AnswerNow(*context, call, role.status());
   UnaryReactor* reactor = call->DefaultReactor();
   const Caller caller = CallerOf(*context, *call);
-  context->transfers->EndRefinements(
-      caller, request->transfer().transfer_id(), *role,
-      [context, reactor, caller, id = request->transfer().transfer_id(), role = *role] {
-        reactor->Finish(EndOf(*context, MetricStage::kQueue, context->transfers->Release(caller, id, role)));
-      });
+  const std::string id = request->transfer().transfer_id();
+  // Refinements first: their end takes as long as a cancel.
+  const auto release = [context, reactor, caller, id, role = *role] {
+    context->transfers->EndRefinements(caller, id, role, [context, reactor, caller, id, role] {
+      reactor->Finish(EndOf(*context, MetricStage::kQueue, context->transfers->Release(caller, id, role)));
+    });
+  };
+  if (!request->keep_in_cache()) {
+    release();
+    return reactor;
+  }
+  context->transfers->MoveToCache(caller, id, *role, [context, reactor, response, release](const absl::StatusOr<bool>& cached) {
+    if (cached.ok() && !*cached) return release();
+    response->set_kept_in_cache(cached.ok());
+    reactor->Finish(EndOf(*context, MetricStage::kQueue, cached.status()));
+  });
   return reactor;
 }
 
@@ -237,18 +247,23 @@ UnaryReactor* RefineTransfer(const ServiceContext* context, CallContext* call, c
 
 UnaryReactor* ApplyRefinement(const ServiceContext* context, CallContext* call,
                               const v1::ApplyRefinementRequest* request, v1::ApplyRefinementResponse* response) {
-  const Caller caller = CallerOf(*context, *call);
-  return RunCall(context, call, [=] {
-    if (absl::Status ok = CheckId(request->refine_id(), "refine_id", "INVALID_TRANSFER_ID"); !ok.ok()) return ok;
-    const auto applied = context->transfers->ApplyRefinement(caller, request->refine_id(), request->max_bytes());
-    if (!applied.ok()) return applied.status();
-    response->set_applied_bytes(applied->applied_bytes);
-    response->set_staged_bytes(applied->staged_bytes);
-    response->set_stale_cells(applied->stale_cells);
-    response->set_complete(applied->complete);
-    response->set_exact(applied->exact);
-    return absl::OkStatus();
-  });
+  if (absl::Status ok = CheckId(request->refine_id(), "refine_id", "INVALID_TRANSFER_ID"); !ok.ok()) {
+    return AnswerNow(*context, call, ok);
+  }
+  UnaryReactor* reactor = call->DefaultReactor();
+  context->transfers->ApplyRefinement(
+      {request->refine_id(), CallerOf(*context, *call), request->max_bytes(), request->read_event()},
+      [context, reactor, response](const absl::StatusOr<RefinementApplied>& applied) {
+        if (applied.ok()) {
+          response->set_applied_bytes(applied->applied_bytes);
+          response->set_staged_bytes(applied->staged_bytes);
+          response->set_stale_cells(applied->stale_cells);
+          response->set_complete(applied->complete);
+          response->set_exact(applied->exact);
+        }
+        reactor->Finish(EndOf(*context, MetricStage::kQueue, applied.status()));
+      });
+  return reactor;
 }
 
 UnaryReactor* ReportFirstToken(const ServiceContext* context, CallContext* call,

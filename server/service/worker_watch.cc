@@ -1,4 +1,4 @@
-// WatchTransfer: events of a transfer as a stream. Layers ready and the end are never lost; progress is only ever the
+// WatchTransfer: events of a transfer as a stream, until its end or, where that is asked for, until it is exact. Layers ready and the ends are never lost; progress is only ever the
 // latest. The queue is bounded: a transfer has at most kMaxLayers steps, and later ones imply the earlier.
 #include <deque>
 #include <memory>
@@ -14,7 +14,9 @@ namespace {
 
 using WatchBase = grpc::ServerWriteReactor<v1::WatchTransferResponse>;
 
-class WatchReactor final : public StreamWriter<WatchBase, v1::WatchTransferResponse>, public TransferWatcher {
+class WatchReactor final : public StreamWriter<WatchBase, v1::WatchTransferResponse>,
+                           public TransferWatcher,
+                           public std::enable_shared_from_this<WatchReactor> {
  public:
   WatchReactor(const ServiceContext* context, const Caller& caller) : context_(context), caller_(caller) {}
 
@@ -51,12 +53,27 @@ class WatchReactor final : public StreamWriter<WatchBase, v1::WatchTransferRespo
     {
       std::lock_guard<std::mutex> lock(mutex_);
       terminal_ = report;
+      committed_ = until_exact_ && report.state == TransferState::kCommitted;
+      if (!committed_) EndLocked(grpc::Status::OK);
+    }
+    Pump();
+    AwaitExact();
+  }
+  // The end of what was retained, or all there is to gain.
+  void OnRefined(const TransferReport& report) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      refined_ = report;
       EndLocked(grpc::Status::OK);
     }
     Pump();
   }
 
   void OnDone() override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      gone_ = true;
+    }
     if (watch_id_.has_value()) context_->transfers->Unwatch(transfer_id_, role_, *watch_id_);
     // The manager may hold this watcher a little longer; its events then go nowhere.
     const std::shared_ptr<WatchReactor> last = std::move(self_);
@@ -73,6 +90,11 @@ class WatchReactor final : public StreamWriter<WatchBase, v1::WatchTransferRespo
       ReportToProto(*terminal_, next->mutable_terminal());
       terminal_.reset();
       progress_.reset();
+      return true;
+    }
+    if (refined_.has_value()) {
+      ReportToProto(*refined_, refined_->exact ? next->mutable_exact() : next->mutable_released());
+      refined_.reset();
       return true;
     }
     if (progress_.has_value()) {
@@ -104,10 +126,35 @@ class WatchReactor final : public StreamWriter<WatchBase, v1::WatchTransferRespo
     const auto report = context_->transfers->Get(caller_, transfer_id_, *role);
     if (!report.ok()) return report.status();
     role_ = report->role;
+    until_exact_ = request.until_exact();
     const auto watch_id = context_->transfers->Watch(caller_, transfer_id_, role_, self);
     if (!watch_id.ok()) return watch_id.status();
-    watch_id_ = *watch_id;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      watch_id_ = *watch_id;
+    }
+    AwaitExact();
     return absl::OkStatus();
+  }
+
+  // Once the transfer has committed and Watch has its id, whichever comes last.
+  void AwaitExact() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!committed_ || !watch_id_.has_value() || gone_ || awaiting_) return;
+      awaiting_ = true;
+    }
+    const absl::Status awaited =
+        context_->transfers->AwaitExact(caller_, transfer_id_, role_, *watch_id_,
+                                        [self = shared_from_this()](const TransferReport& report) { self->OnRefined(report); });
+    bool gone = false;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!awaited.ok()) EndLocked(EndOf(*context_, MetricStage::kQueue, awaited));
+      gone = gone_;
+    }
+    if (gone) context_->transfers->Unwatch(transfer_id_, role_, *watch_id_);  // OnDone came too early
+    Pump();
   }
 
   const ServiceContext* const context_;
@@ -115,8 +162,11 @@ class WatchReactor final : public StreamWriter<WatchBase, v1::WatchTransferRespo
   std::shared_ptr<WatchReactor> self_;
   std::string transfer_id_;
   Role role_ = Role::kSender;
-  std::optional<uint64_t> watch_id_;
+  bool until_exact_ = false;
   // Under mutex_.
+  std::optional<uint64_t> watch_id_;  // set once
+  bool committed_ = false, awaiting_ = false, gone_ = false;
+  std::optional<TransferReport> refined_;
   std::deque<uint32_t> layers_;
   std::optional<Progress> progress_;
   std::optional<TransferReport> terminal_;

@@ -23,7 +23,8 @@ TransferManagerImpl::TransferManagerImpl(TransferOptions options, TransferParts 
       parking_(parts.clock, options.max_waiting_peers, std::max<int64_t>(1, options.progress_timeout_ms / 3),
                options.max_deadline_ms),
       rates_(options.compute_threads, options.inline_chunk_bytes),
-      staging_(std::make_shared<StagingRoom>(options.staging_bytes)) {
+      staging_(std::make_shared<StagingRoom>(options.staging_bytes)),
+      cache_(std::make_shared<StagingRoom>(options.cache_bytes)) {
   door_->manager = this;
   LearnSpeeds();
 }
@@ -114,13 +115,13 @@ absl::Status TransferManagerImpl::Insert(const std::shared_ptr<Transfer>& transf
       if (kept == kept_.end() || kept->second.ended) return NotRetained(half.refines);
       kept->second.children.insert(key.second);
     }
-    if (half.refinement != nullptr) {
-      auto& all = entries_.at({key.first, half.refines}).refinements;
-      all.erase(std::remove_if(all.begin(), all.end(), [](const auto& weak) { return weak.expired(); }), all.end());
-      all.push_back(half.refinement);
-    }
     Entry& entry = entries_[key];
     entry.refinement = half.refinement;
+    if (half.refinement != nullptr) {
+      auto& refinements = entries_[{key.first, half.refines}].refinements;
+      std::erase_if(refinements, [](const auto& old) { return old.expired(); });
+      refinements.push_back(half.refinement);
+    }
     first = !entry.live();
     entry.token = half.token;
     entry.peer = half.peer;
@@ -205,6 +206,8 @@ absl::StatusOr<uint64_t> TransferManagerImpl::Watch(const Caller& caller, const 
 
 void TransferManagerImpl::Unwatch(const std::string& transfer_id, Role role, uint64_t watch_id) {
   std::lock_guard<std::mutex> lock(mutex_);
+  const auto kept = kept_.find({role, transfer_id});
+  if (kept != kept_.end()) kept->second.exact_waiters.erase(watch_id);
   const auto it = entries_.find({role, transfer_id});
   if (it == entries_.end()) return;
   if (it->second.group != nullptr) return it->second.group->RemoveWatcher(watch_id);
@@ -237,9 +240,8 @@ void TransferManagerImpl::Cancel(const Caller& caller, const std::string& transf
 
 absl::Status TransferManagerImpl::Release(const Caller& caller, const std::string& transfer_id, std::optional<Role> role) {
   Entry waiting;
-  std::vector<std::shared_ptr<Refinement>> refinements;  // of it; let go outside the lock
   {
-    std::unique_lock<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
     absl::StatusOr<Key> key = KeyOf(caller, transfer_id, role);
     if (!key.ok()) return key.status();
     const auto it = entries_.find(*key);
@@ -249,14 +251,8 @@ absl::Status TransferManagerImpl::Release(const Caller& caller, const std::strin
                        absl::StrCat("transfer ", transfer_id, " has committed just now and is kept for refinements"));
     }
     if (!it->second.live()) {
-      for (const auto& weak : it->second.refinements) refinements.push_back(weak.lock());
       ended_.erase(std::remove(ended_.begin(), ended_.end(), *key), ended_.end());
       entries_.erase(it);
-      lock.unlock();
-      // Nobody can apply them any more; whoever does just now has its end.
-      for (const auto& refinement : refinements) {
-        if (refinement != nullptr) refinement->Drop();
-      }
       return absl::OkStatus();
     }
     const bool published = key->first == Role::kSender && !it->second.dials;
@@ -443,15 +439,13 @@ void TransferManagerImpl::OnSettled(const std::shared_ptr<Transfer>& transfer) {
     std::lock_guard<std::mutex> lock(mutex_);
     const Entry& entry = entries_.at(key);
     last = entry.transfer;
-    refinement = entry.refinement;
+    refinement = entry.refinement;  // as soon as it is remembered, its worker may release it
     --active_;
     if (--active_of_owner_[entry.owner] == 0) active_of_owner_.erase(entry.owner);
     if (--active_of_pool_[report.pool_id] == 0) active_of_pool_.erase(report.pool_id);
     if (!transfer->is_part()) Remember(key, report);
-    // Now: as soon as it is remembered, its worker may release it and ask for another of that name.
-    if (transfer->refines()) NoteRefined(key, report, refinement.get());
   }
-  if (transfer->refines()) OnRefined(report, refinement);
+  if (transfer->refines()) OnRefined(key, report, refinement);
 }
 
 }  // namespace spectrumkv

@@ -11,7 +11,6 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "server/transfer/parking.h"
 #include "server/transfer/part_group.h"
@@ -44,8 +43,12 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   std::vector<TransferReport> List(uint32_t limit, bool active_only) override;
   std::vector<PeerStatus> ListPeers() override;
   absl::StatusOr<RefineStarted> Refine(RefineSpec spec) override;
-  absl::StatusOr<RefinementApplied> ApplyRefinement(const Caller& caller, const std::string& refine_id,
-                                                    uint64_t max_bytes) override;
+  void ApplyRefinement(ApplySpec spec, std::function<void(absl::StatusOr<RefinementApplied>)> done) override;
+  absl::Status AwaitExact(const Caller& caller, const std::string& transfer_id, Role role, uint64_t watch_id,
+                          std::function<void(const TransferReport&)> done) override;
+  void MoveToCache(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
+                   std::function<void(absl::StatusOr<bool>)> done) override;
+  RefineMemory refine_memory() const override { return {staging_->used(), cache_->used()}; }
   void EndRefinements(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
                       std::function<void()> done) override;
   void EndRefinementsOf(const std::string& pool_id) override;
@@ -73,8 +76,8 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   void OnBusy(int delta) override { busy_.fetch_add(delta, std::memory_order_relaxed); }
   int64_t RefinePauseNs() override;
   void CountRefined(uint64_t bytes) override;
-  // For tests: of TransferOptions::staging_bytes what is taken; transfers that are kept, in either role.
-  uint64_t staging_used() const { return staging_->used(); }
+
+  // For tests: transfers that are kept, in either role.
   size_t kept() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return kept_.size();
@@ -95,7 +98,7 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
     int64_t ended_ns = 0;
     bool first_token_reported = false;
     std::shared_ptr<Refinement> refinement;  // a refinement's receiver
-    std::vector<std::weak_ptr<Refinement>> refinements;  // of a receiver's transfer: those that were begun
+    std::vector<std::weak_ptr<Refinement>> refinements;  // of it, at the receiver
 
     bool live() const { return transfer != nullptr || group != nullptr; }
     TransferReport Now() const;
@@ -127,7 +130,16 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
     bool ended = false;
     uint32_t rounds = 0;  // of refinement in the background
     std::vector<std::function<void()>> waiters;  // for its end
+    std::map<uint64_t, std::function<void(const TransferReport&)>> exact_waiters;  // for that, or the end; by watch
+    int64_t used_ns = 0;  // when a refinement last began to read it
+    bool cached = false;  // its words are in cache_
+    // It is on its way there: the copy, once it is made; and who waits.
+    bool moving = false;
+    std::shared_ptr<BlockHold> copy;
+    std::vector<std::function<void(bool cached)>> movers;
   };
+  // A step of ApplyRefinement: its worker's event has been reached, or is asked for again.
+  struct Applying;
   // How a pool's last word finds the manager, or that it is gone.
   struct Door {
     std::mutex mutex;
@@ -156,11 +168,22 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   void EndKept(const Key& key, const absl::Status& why, std::function<void()> done = nullptr);
   void FinishKept(const Key& key);
   void EndAllKept(const std::string& pool_id, const absl::Status& why);  // of any pool where that is empty
-  void NoteRefined(const Key& child, const TransferReport& report, const Refinement* refinement);  // REQUIRES mutex_
-  void OnRefined(const TransferReport& report, const std::shared_ptr<Refinement>& refinement);
+  // Refinements of it that run. REQUIRES mutex_
+  std::vector<std::shared_ptr<Transfer>> ChildrenOf(const Key& key, const Kept& kept) const;
+  void CallEnded();
+  static void CloseAll(const std::vector<std::shared_ptr<Refinement>>& refinements, std::function<void()> done);
+  void EndLostSource(const Key& key, const absl::Status& why);
+  void OnRefined(const Key& child, const TransferReport& report, const std::shared_ptr<Refinement>& refinement);
+  void ApplyWhenReached(std::shared_ptr<Applying> applying);
+  absl::StatusOr<RefinementApplied> ApplyNow(const std::string& refine_id, uint64_t max_bytes, Refinement* refinement);
+  absl::StatusOr<std::shared_ptr<Refinement>> RefinementOf(const ApplySpec& spec) const;
+  // manager_cache.cc.
+  bool MakeRoomInCache(uint64_t bytes);
+  void CopyToCache(const Key& key, const RetainedSource& source);
+  void FinishMove(const Key& key);
   // The next round of a refinement in the background, where there is one to do.
   void RefineInBackground(const std::string& transfer_id);
-  void NoteExact(const Key& base, const Refinement& refinement);  // REQUIRES mutex_
+  void NoteExact(const Key& base, const Refinement& refinement);
   static bool MakesExact(const RefineSpec& spec, const RefineChoice& choice, RefineBase* base);
   void FillRefinement(const Key& key, const Entry& entry, TransferReport* report) const;  // REQUIRES mutex_
   absl::StatusOr<std::shared_ptr<RefineBase>> BaseOf(const RefineSpec& spec) const;
@@ -185,11 +208,12 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   const TransferParts parts_;
   Parking parking_;
   RateBook rates_;
-  const std::shared_ptr<StagingRoom> staging_;
+  const std::shared_ptr<StagingRoom> staging_, cache_;
   const std::shared_ptr<Door> door_ = std::make_shared<Door>();
   std::atomic<uint32_t> peer_port_{0};
   std::atomic<int> busy_{0};  // transfers that move bytes and are no refinements
   std::atomic<int64_t> refine_free_ns_{0};
+  std::atomic<bool> stopping_{false};
 
   mutable std::mutex mutex_;
   std::condition_variable idle_;
@@ -202,6 +226,7 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   std::map<Caller, uint32_t> active_of_owner_;  // only above 0, as the next
   std::unordered_map<std::string, uint32_t> active_of_pool_;
   uint32_t untold_ = 0;  // active, or ended with somebody still to be told
+  uint32_t calls_ = 0;  // of workers, that are answered later: MoveToCache, ApplyRefinement
   uint64_t next_watch_ = 1;
   bool draining_ = false;
   std::vector<std::function<void()>> drained_;

@@ -28,6 +28,7 @@ void TransferManagerImpl::Shutdown() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     draining_ = true;
+    stopping_ = true;
     for (auto& [key, entry] : entries_) {
       if (entry.transfer != nullptr) running.push_back(entry.transfer);
       if (entry.group == nullptr) continue;
@@ -46,7 +47,13 @@ void TransferManagerImpl::Shutdown() {
     transfer->Post([t, why] { t->Fail(why); });
   }
   std::unique_lock<std::mutex> lock(mutex_);
-  idle_.wait(lock, [this] { return untold_ == 0; });
+  idle_.wait(lock, [this] { return untold_ == 0 && calls_ == 0; });
+}
+
+void TransferManagerImpl::CallEnded() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  --calls_;
+  idle_.notify_all();
 }
 
 void TransferManagerImpl::OnDone(const Transfer& transfer) {

@@ -1,5 +1,6 @@
 // What TransferManagerImpl keeps of transfers that have committed, so that they can be refined, and how that ends.
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -47,12 +48,19 @@ bool TransferManagerImpl::Retain(RetainedSource source) {
     std::lock_guard<std::mutex> lock(door->mutex);
     TransferManagerImpl* const manager = door->manager;
     if (manager == nullptr) return;
-    manager->parts_.control->Post([manager, key, why] {
-      manager->EndKept(key, MakeError(absl::StatusCode::kFailedPrecondition, "SOURCE_GONE",
-                                      absl::StrCat("the source pool was lost: ", std::string(why.message()))));
-    });
+    manager->parts_.control->Post([manager, key, why] { manager->EndLostSource(key, why); });
   });
   return true;
+}
+
+void TransferManagerImpl::EndLostSource(const Key& key, const absl::Status& why) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = kept_.find(key);
+    if (it == kept_.end() || it->second.cached) return;  // its words are the daemon's by now
+  }
+  EndKept(key, MakeError(absl::StatusCode::kFailedPrecondition, "SOURCE_GONE",
+                         absl::StrCat("the source pool was lost: ", std::string(why.message()))));
 }
 
 bool TransferManagerImpl::KeepBase(std::shared_ptr<RefineBase> base) {
@@ -70,6 +78,15 @@ bool TransferManagerImpl::KeepBase(std::shared_ptr<RefineBase> base) {
   return true;
 }
 
+std::vector<std::shared_ptr<Transfer>> TransferManagerImpl::ChildrenOf(const Key& key, const Kept& kept) const {
+  std::vector<std::shared_ptr<Transfer>> children;
+  for (const std::string& child : kept.children) {
+    const auto entry = entries_.find({key.first, child});
+    if (entry != entries_.end() && entry->second.transfer != nullptr) children.push_back(entry->second.transfer);
+  }
+  return children;
+}
+
 // Nothing new begins; what runs is ended with `why`, unless that is OK: then it may finish.
 void TransferManagerImpl::EndKept(const Key& key, const absl::Status& why, std::function<void()> done) {
   std::vector<std::shared_ptr<Transfer>> children;
@@ -81,10 +98,7 @@ void TransferManagerImpl::EndKept(const Key& key, const absl::Status& why, std::
       kept.ended = true;
       parts_.clock->Cancel(kept.timer);
       if (done) kept.waiters.push_back(std::exchange(done, nullptr));
-      for (const std::string& child : kept.children) {
-        const auto entry = entries_.find({key.first, child});
-        if (entry != entries_.end() && entry->second.transfer != nullptr) children.push_back(entry->second.transfer);
-      }
+      children = ChildrenOf(key, kept);
     }
   }
   if (done) return done();
@@ -97,16 +111,22 @@ void TransferManagerImpl::EndKept(const Key& key, const absl::Status& why, std::
 // Lets go of what has ended, once none of its refinements runs.
 void TransferManagerImpl::FinishKept(const Key& key) {
   Kept kept;  // let go outside the lock
+  TransferReport report;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto it = kept_.find(key);
     if (it == kept_.end() || !it->second.ended || !it->second.children.empty()) return;
     kept = std::move(it->second);
     kept_.erase(it);
+    const auto entry = entries_.find(key);
+    if (entry != entries_.end()) report = entry->second.report;
   }
   kept.source.reset();  // the blocks first: whoever waits may use them at once
   kept.base.reset();
+  kept.copy.reset();
   parts_.metrics->AddSavedBytes(MetricRoleOf(key.first), kept.kv_bytes, kept.wire_bytes + kept.refined_wire_bytes);
+  for (auto& [watch_id, waiter] : kept.exact_waiters) waiter(report);
+  for (auto& mover : kept.movers) mover(false);
   for (auto& waiter : kept.waiters) waiter();
 }
 
@@ -121,21 +141,44 @@ void TransferManagerImpl::EndAllKept(const std::string& pool_id, const absl::Sta
   for (const Key& key : keys) EndKept(key, why);
 }
 
+void TransferManagerImpl::CloseAll(const std::vector<std::shared_ptr<Refinement>>& refinements, std::function<void()> done) {
+  const auto left = std::make_shared<std::atomic<size_t>>(refinements.size() + 1);
+  const auto closed = [left, done = std::move(done)] {
+    if (left->fetch_sub(1) == 1) done();
+  };
+  for (const auto& refinement : refinements) refinement->Close(closed);
+  closed();
+}
+
 void TransferManagerImpl::EndRefinements(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
                                          std::function<void()> done) {
   std::optional<Key> key;
+  std::vector<std::shared_ptr<Refinement>> refinements;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const absl::StatusOr<Key> found = KeyOf(caller, transfer_id, role);
-    if (found.ok()) key = *found;
+    if (found.ok()) {
+      key = *found;
+      for (const auto& weak : entries_.at(*found).refinements) {
+        if (auto refinement = weak.lock(); refinement != nullptr) refinements.push_back(std::move(refinement));
+      }
+    }
   }
   if (!key.has_value()) return done();
   EndKept(*key, MakeError(absl::StatusCode::kCancelled, "RELEASED", "the worker has released the transfer"),
-          std::move(done));
+          [refinements, done = std::move(done)] { CloseAll(refinements, done); });
 }
 
 void TransferManagerImpl::EndRefinementsOf(const std::string& pool_id) {
   EndAllKept(pool_id, MakeError(absl::StatusCode::kCancelled, "RELEASED", "the worker unregisters the pool"));
+  std::vector<std::shared_ptr<Refinement>> refinements;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [key, entry] : entries_) {
+      if (entry.refinement != nullptr && entry.refinement->base().pool_id == pool_id) refinements.push_back(entry.refinement);
+    }
+  }
+  CloseAll(refinements, [] {});
 }
 
 void TransferManagerImpl::FillRefinement(const Key& key, const Entry& entry, TransferReport* report) const {

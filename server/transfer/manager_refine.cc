@@ -23,10 +23,6 @@ constexpr int64_t kBusyPauseNs = 5 * kMsToNs;
 // What a refinement may send ahead of its rate.
 constexpr int64_t kBurstNs = 20 * kMsToNs;
 
-bool IsBackground(const std::string& refine_id, const RefineBase& base) {
-  return base.background_tier.has_value() && refine_id.rfind(base.transfer_id + ".refine-", 0) == 0;
-}
-
 // By how much cells grow, at most, where the destination's data type is wider.
 uint64_t Growth(const RefineBase& base) {
   uint64_t growth = 1;
@@ -98,28 +94,66 @@ void TransferManagerImpl::RefineInBackground(const std::string& transfer_id) {
 }
 
 void TransferManagerImpl::NoteExact(const Key& base, const Refinement& refinement) {
-  const auto entry = entries_.find(base);
-  if (entry != entries_.end() && refinement.exact()) entry->second.report.exact = true;
+  if (!refinement.exact()) return;
+  std::map<uint64_t, std::function<void(const TransferReport&)>> waiters;
+  TransferReport report;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto entry = entries_.find(base);
+    if (entry == entries_.end()) return;
+    entry->second.report.exact = true;
+    report = entry->second.report;
+    const auto kept = kept_.find(base);
+    if (kept != kept_.end()) waiters.swap(kept->second.exact_waiters);
+  }
+  for (auto& [watch_id, waiter] : waiters) waiter(report);
 }
 
-void TransferManagerImpl::NoteRefined(const Key& child, const TransferReport& report, const Refinement* refinement) {
-  const Key key{child.first, report.refines};
-  if (refinement != nullptr) NoteExact(key, *refinement);
-  const auto kept = kept_.find(key);
-  if (kept != kept_.end() && kept->second.children.erase(child.second) != 0) {
-    kept->second.refined_wire_bytes += report.wire_bytes;
+absl::Status TransferManagerImpl::AwaitExact(const Caller& caller, const std::string& transfer_id, Role role, uint64_t watch_id,
+                                             std::function<void(const TransferReport&)> done) {
+  TransferReport report;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const absl::StatusOr<Key> key = KeyOf(caller, transfer_id, role);
+    if (!key.ok()) return key.status();
+    const auto kept = kept_.find(*key);
+    report = entries_.at(*key).Now();
+    if (!report.exact && kept != kept_.end()) {
+      kept->second.exact_waiters[watch_id] = std::move(done);
+      return absl::OkStatus();
+    }
   }
-  const auto base = entries_.find(key);
-  if (base != entries_.end() && !base->second.live()) base->second.report.refined_wire_bytes += report.wire_bytes;
+  done(report);
+  return absl::OkStatus();
 }
 
 // A refinement has settled; `refinement`: a receiver's.
-void TransferManagerImpl::OnRefined(const TransferReport& report, const std::shared_ptr<Refinement>& refinement) {
-  if (refinement != nullptr && report.state != TransferState::kCommitted) refinement->Drop();
-  FinishKept({report.role, report.refines});
-  if (refinement == nullptr || report.state != TransferState::kCommitted) return;
-  const bool background = IsBackground(report.transfer_id, refinement->base());
-  if (background && refinement->complete() && report.cells_left > 0) RefineInBackground(report.refines);
+void TransferManagerImpl::OnRefined(const Key& child, const TransferReport& report,
+                                    const std::shared_ptr<Refinement>& refinement) {
+  const Key key{child.first, report.refines};
+  const bool committed = report.state == TransferState::kCommitted;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto kept = kept_.find(key);
+    if (kept != kept_.end() && kept->second.children.erase(child.second) != 0) {
+      kept->second.refined_wire_bytes += report.wire_bytes;
+    }
+    const auto base = entries_.find(key);
+    if (base != entries_.end() && !base->second.live()) base->second.report.refined_wire_bytes += report.wire_bytes;
+  }
+  bool next = false;
+  if (refinement != nullptr) {
+    NoteExact(key, *refinement);
+    const bool moved = ReasonOf(report.error) == "SOURCE_MOVED";
+    const bool left = committed && refinement->complete() && report.cells_left > 0;
+    next = refinement->base().IsOwn(child.second) && (left || moved);
+    if (!committed) refinement->Close([] {});
+  }
+  // The destination's daemon has all that was left.
+  if (committed && report.completes) EndKept(key, absl::OkStatus());
+  FinishKept(key);
+  FinishMove(key);
+  if (next) RefineInBackground(report.refines);
 }
 
 absl::StatusOr<std::shared_ptr<RefineBase>> TransferManagerImpl::BaseOf(const RefineSpec& spec) const {
@@ -146,7 +180,9 @@ absl::StatusOr<RefineChoice> TransferManagerImpl::ChooseFor(const RefineSpec& sp
   absl::StatusOr<RefineChoice> choice = absl::InternalError("");
   {
     std::lock_guard<std::mutex> lock(base->mutex);
-    choice = ChooseCells(base->shape, *base->tiers, spec.selection, spec.tier, limits);
+    RefineSelection selection = spec.selection;
+    if (base->IsOwn(spec.refine_id)) selection.scores = ScoresOfTiers(base->shape, *base->tiers);
+    choice = ChooseCells(base->shape, *base->tiers, selection, spec.tier, limits);
   }
   if (!choice.ok() || choice->cells > 0 || choice->cells_left == 0) return choice;
   if (spec.budget.has_value() && (spec.direct || limits.kv_bytes > limits.wire_bytes)) {
@@ -205,42 +241,6 @@ absl::StatusOr<RefineStarted> TransferManagerImpl::Refine(RefineSpec spec) {
   return started;
 }
 
-absl::StatusOr<RefinementApplied> TransferManagerImpl::ApplyRefinement(const Caller& caller, const std::string& refine_id,
-                                                                       uint64_t max_bytes) {
-  std::shared_ptr<Refinement> refinement;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const absl::StatusOr<Key> key = KeyOf(caller, refine_id, Role::kReceiver);
-    if (!key.ok()) return key.status();
-    refinement = entries_.at(*key).refinement;
-    if (refinement == nullptr) {
-      return MakeError(absl::StatusCode::kFailedPrecondition, "NOT_A_REFINEMENT",
-                       absl::StrCat("transfer ", refine_id, " is no refinement"));
-    }
-    // The blocks are the worker's again once it has released the transfer.
-    const auto kept = kept_.find({Role::kReceiver, refinement->base().transfer_id});
-    const auto base = entries_.find({Role::kReceiver, refinement->base().transfer_id});
-    if (base == entries_.end() && kept == kept_.end()) {
-      return MakeError(absl::StatusCode::kFailedPrecondition, "NOT_RETAINED",
-                       absl::StrCat("transfer ", refinement->base().transfer_id, " has been released"));
-    }
-  }
-  const auto applied = refinement->Apply(max_bytes);
-  if (!applied.ok()) return applied.status();
-  parts_.metrics->AddAppliedBytes(applied->bytes);
-  TransferReport now;
-  refinement->AddTo(&now);
-  const bool complete = refinement->complete();
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    NoteExact({Role::kReceiver, refinement->base().transfer_id}, *refinement);
-  }
-  if (complete && applied->bytes > 0 && now.cells_left > 0 && IsBackground(refine_id, refinement->base())) {
-    RefineInBackground(refinement->base().transfer_id);
-  }
-  return RefinementApplied{applied->bytes, now.staged_bytes, applied->stale_cells, complete, now.exact};
-}
-
 // --- The sender answers.
 
 absl::StatusOr<std::shared_ptr<RetainedSource>> TransferManagerImpl::RetainedFor(const HelloFrame& hello) const {
@@ -254,6 +254,7 @@ absl::StatusOr<std::shared_ptr<RetainedSource>> TransferManagerImpl::RetainedFor
     }
     return NotRetained(hello.refine->transfer_id);
   }
+  if (kept->second.moving) return MakeError(absl::StatusCode::kUnavailable, "RETENTION_PENDING", "the source moves into the daemon's cache");
   if (!ConstantTimeEqual(kept->second.source->token, hello.transfer_token)) {
     return MakeError(absl::StatusCode::kPermissionDenied, "TOKEN_MISMATCH",
                      "transfer_token is not that of the transfer to be refined");
@@ -325,7 +326,13 @@ absl::Status TransferManagerImpl::StartRefining(const RetainedSource& source, co
   spec.deadline_ms = static_cast<int64_t>(std::min<uint64_t>(std::max<uint64_t>(hello.deadline_ms, 1),
                                                              static_cast<uint64_t>(options_.max_deadline_ms)));
   spec.refines = source.transfer_id;
+  refine->importance = source.importance;
   spec.refine = std::make_shared<const RefineSource>(*std::move(refine));
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto kept = kept_.find({Role::kSender, source.transfer_id});
+    if (kept != kept_.end()) kept->second.used_ns = parts_.clock->NowNs();
+  }
   return StartSender(std::move(spec));
 }
 

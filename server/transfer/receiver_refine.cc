@@ -77,6 +77,7 @@ void ReceiverTransfer::KeepBase() {
   base->shape = shape_;
   PlanLayersOf(target_->schema(), &base->places);
   base->ticket = target_->Ticket();
+  base->device = target_->device();
   base->kv_bytes = report.kv_bytes;
   base->wire_bytes = report.wire_bytes;
   base->tiers = std::move(tiers_);

@@ -1,53 +1,18 @@
 #include "server/transfer/refinement.h"
 
 #include <algorithm>
-#include <cstring>
 #include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/format/chunk.h"
-#include "kernels/format/crc32c.h"
 #include "server/base/status.h"
+#include "server/pool/rows.h"
 
 namespace spectrumkv {
 namespace {
 
 constexpr int64_t kRoomRetryMs = 200;
-
-// One tensor's rows, as far as copying needs to know.
-struct Strides {
-  uint64_t head = 0, dim = 0, element = 0;
-  uint32_t heads = 0, head_dim = 0;
-};
-
-void CopyRow(const uint8_t* from, const Strides& a, uint8_t* to, const Strides& b) {
-  const uint64_t cell = uint64_t{a.head_dim} * a.element;
-  if (b.dim == b.element && b.head == cell) {  // staging is dense
-    std::memcpy(to, from, a.heads * cell);
-    return;
-  }
-  for (uint32_t h = 0; h < a.heads; ++h) {
-    const uint8_t* const source = from + h * a.head;
-    uint8_t* const target = to + h * b.head;
-    if (b.dim == b.element) {
-      std::memcpy(target, source, cell);
-      continue;
-    }
-    for (uint32_t d = 0; d < a.head_dim; ++d) std::memcpy(target + d * b.dim, source + d * a.dim, a.element);
-  }
-}
-
-Strides StridesOf(const BlockHold& hold, const DecodeTarget::Place& place) {
-  const GroupSchema& group = hold.schema().groups[place.group];
-  const LayerSchema& layer = group.layers[place.layer_slot];
-  const TensorSchema& tensor = place.values ? *layer.v : layer.k;
-  return {tensor.head_stride_bytes, tensor.dim_stride_bytes, SizeOf(group.dtype), group.head_count, group.head_dim};
-}
-
-absl::Status BadRefine(const std::string& what) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "BAD_REFINE", "the peer's refinement " + what);
-}
 
 }  // namespace
 
@@ -69,19 +34,7 @@ uint64_t StagingRoom::left() const {
 class Refinement::StagedHold final : public BlockHold {
  public:
   explicit StagedHold(std::shared_ptr<const Refinement> refinement)
-      : refinement_(std::move(refinement)), schema_(refinement_->base_->schema) {
-    for (GroupSchema& group : schema_.groups) {
-      const auto dense = [&group](TensorSchema* tensor) {
-        tensor->dim_stride_bytes = SizeOf(group.dtype);
-        tensor->head_stride_bytes = group.head_dim * tensor->dim_stride_bytes;
-        tensor->token_stride_bytes = group.head_count * tensor->head_stride_bytes;
-      };
-      for (LayerSchema& layer : group.layers) {
-        dense(&layer.k);
-        if (layer.v.has_value()) dense(&*layer.v);
-      }
-    }
-  }
+      : refinement_(std::move(refinement)), schema_(DenseSchema(refinement_->base_->schema)) {}
   const PoolSchema& schema() const override { return schema_; }
   uint32_t token_count() const override { return refinement_->choice_.shape.token_count; }
   // REQUIRES: all `count` tokens are in the strip.
@@ -168,7 +121,7 @@ absl::Status Refinement::TakeMemory() {
                    absl::StrCat("no memory for ", memory_bytes_, " bytes of staging"));
 }
 
-Refinement::~Refinement() { Drop(); }
+Refinement::~Refinement() { GiveBackLocked(); }
 
 RefineFrame Refinement::Request() const {
   RefineFrame frame;
@@ -237,33 +190,36 @@ void Refinement::MarkTiers(const ChunkCut& cut) {
              });
 }
 
-// A cell that another refinement has made as good meanwhile stays.
-Refinement::Applied Refinement::CopyChunk(const ChunkCut& cut, const BlockHold& from, const BlockHold& to) {
+// A cell that another refinement has made as good meanwhile stays, also while this one copies: hence the lock.
+absl::Status Refinement::CopyChunk(const ChunkCut& cut, const BlockHold& to, Applied* applied) {
   const RefineChoice::Strip& strip = choice_.strips[cut.layer_index];
   const DecodeTarget::Place& place = places_[cut.layer_index];
-  const PlaneId plane = place.values ? PlaneId::kV : PlaneId::kK;
-  const Strides a = StridesOf(from, place), b = StridesOf(to, place);
+  const TensorOfHold tensor{place.group, place.layer_slot, place.values ? PlaneId::kV : PlaneId::kK};
+  const uint64_t row_bytes = DenseRowBytes(to, tensor);
   const uint8_t* const tiers = tiers_.data() + strip_first_[cut.layer_index] + cut.token_first;
-  std::vector<uint8_t*> sources(cut.token_count), targets(cut.token_count);
-  Applied applied;
+  const uint8_t* const staged = memory_.get() + strip_offset_[cut.layer_index] + cut.token_first * row_bytes;
   std::lock_guard<std::mutex> lock(base_->mutex);
   TierMap& map = *base_->tiers;
+  const auto gains = [&](uint32_t row, uint32_t at) {
+    return to.Fresh(place.group, row) && IsFiner(TierOfK(tiers[at]), map.At(strip.layer_index, strip.values, row));
+  };
+  absl::Status copied;
   ForEachRun(choice_.rows[cut.layer_index], cut.token_first, cut.token_count,
              [&](uint32_t row, uint32_t count, uint32_t offset) {
-               from.FillRows(place.group, place.layer_slot, plane, row, count, sources.data() + offset);
-               to.FillRows(place.group, place.layer_slot, plane, row, count, targets.data() + offset);
-               for (uint32_t i = 0; i < count; ++i) {
-                 const Tier tier = TierOfK(tiers[offset + i]);
-                 if (!to.Fresh(place.group, row + i)) {
-                   ++applied.stale_cells;
-                 } else if (IsFiner(tier, map.At(strip.layer_index, strip.values, row + i))) {
-                   CopyRow(sources[offset + i], a, targets[offset + i], b);
-                   map.SetCell(strip.layer_index, strip.values, row + i, tier);
-                   applied.bytes += uint64_t{a.heads} * a.head_dim * a.element;
+               for (uint32_t i = 0, end; i < count && copied.ok(); i = end) {
+                 end = i + 1;
+                 applied->stale_cells += to.Fresh(place.group, row + i) ? 0 : 1;
+                 if (!gains(row + i, offset + i)) continue;
+                 while (end < count && gains(row + end, offset + end)) ++end;
+                 copied = WriteRows(to, tensor, row + i, end - i, staged + (offset + i) * row_bytes);
+                 if (!copied.ok()) return;
+                 for (uint32_t t = i; t < end; ++t) {
+                   map.SetCell(strip.layer_index, strip.values, row + t, TierOfK(tiers[offset + t]));
                  }
+                 applied->bytes += (end - i) * row_bytes;
                }
              });
-  return applied;
+  return copied;
 }
 
 absl::StatusOr<Refinement::Applied> Refinement::Apply(uint64_t max_bytes) {
@@ -271,12 +227,43 @@ absl::StatusOr<Refinement::Applied> Refinement::Apply(uint64_t max_bytes) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "NOT_STAGED",
                      "the refinement is DIRECT: its cells are in the blocks as they arrive");
   }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++applying_;
+  }
+  absl::StatusOr<Applied> applied = ApplyStaged(max_bytes);
+  std::vector<std::function<void()>> closers;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (--applying_ == 0 && closed_) {
+      GiveBackLocked();
+      closers.swap(closers_);
+    }
+  }
+  for (const auto& done : closers) done();
+  return applied;
+}
+
+void Refinement::Close(std::function<void()> done) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = true;
+    if (applying_ > 0) {
+      closers_.push_back(std::move(done));
+      return;
+    }
+    GiveBackLocked();
+  }
+  done();
+}
+
+absl::StatusOr<Refinement::Applied> Refinement::ApplyStaged(uint64_t max_bytes) {
   std::lock_guard<std::mutex> one(apply_mutex_);
   std::vector<uint32_t> due;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (applied_chunks_ == chunks_.size()) return Applied{};
-    if (dropped_) {
+    if (dropped_ || closed_) {
       return MakeError(absl::StatusCode::kFailedPrecondition, "REFINEMENT_DROPPED",
                        "what the refinement had staged is gone: it failed, was cancelled or released");
     }
@@ -292,18 +279,12 @@ absl::StatusOr<Refinement::Applied> Refinement::Apply(uint64_t max_bytes) {
   if (due.empty()) return sum;
   auto target = base_->ticket->Reserve();
   if (!target.ok()) return target.status();
-  if ((*target)->device() != nullptr) {
-    return MakeError(absl::StatusCode::kUnimplemented, "REFINE_ON_DEVICE",
-                     "staged refinements of destinations on a GPU cannot be applied; mode DIRECT can");
-  }
   if (absl::Status whole = (*target)->LookAtMemory(); !whole.ok()) return whole;
-  const StagedHold staging(shared_from_this());
-  for (const uint32_t index : due) {
-    const Applied applied = CopyChunk(cuts_[index], staging, **target);
-    sum.bytes += applied.bytes;
-    sum.stale_cells += applied.stale_cells;
-  }
-  absl::Status health = (*target)->Health();
+  absl::Status health;
+  size_t copied = 0;
+  for (; copied < due.size() && health.ok(); copied += health.ok()) health = CopyChunk(cuts_[due[copied]], **target, &sum);
+  due.resize(copied);
+  if (health.ok()) health = (*target)->Health();
   if (health.ok() && sum.stale_cells == 0 && Remaining() == due.size()) health = Verify(**target);
   target->reset();
   std::lock_guard<std::mutex> lock(mutex_);
@@ -336,9 +317,9 @@ absl::Status Refinement::Verify(const BlockHold& target) {
     if (!verify_ || checksums_.empty() || stale_cells_ > 0) return absl::OkStatus();
     want = checksums_;
   }
-  if (target.device() != nullptr) return absl::OkStatus();
-  const std::vector<uint32_t> got = ChecksumsOf(target, base_->shape.layers, base_->places, [] { return false; });
-  if (got != want) {
+  const auto got = ChecksumsOf(target, base_->shape.layers, base_->places, [] { return false; });
+  if (!got.ok()) return got.status();
+  if (*got != want) {
     return MakeError(absl::StatusCode::kDataLoss, "NOT_EXACT",
                      "all cells are RAW, but the checksums of source and destination differ: one of them was written");
   }
@@ -350,12 +331,6 @@ absl::Status Refinement::Verify(const BlockHold& target) {
 bool Refinement::exact() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return exact_;
-}
-
-void Refinement::Drop() {
-  std::lock_guard<std::mutex> one(apply_mutex_);
-  std::lock_guard<std::mutex> lock(mutex_);
-  GiveBackLocked();
 }
 
 void Refinement::GiveBackLocked() {
@@ -379,80 +354,6 @@ void Refinement::AddTo(TransferReport* report) const {
 bool Refinement::complete() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return applied_chunks_ == chunks_.size();
-}
-
-std::vector<uint32_t> ChecksumsOf(const BlockHold& hold, const std::vector<PlanLayer>& layers,
-                                  const std::vector<LayerPlace>& places, const std::function<bool()>& stopped) {
-  std::vector<uint32_t> sums;
-  std::vector<uint8_t*> rows(hold.token_count());
-  for (size_t l = 0; l < layers.size() && !stopped(); ++l) {
-    for (const PlaneId plane : {PlaneId::kK, PlaneId::kV}) {
-      if (plane == PlaneId::kV && !layers[l].has_v) continue;
-      const Strides s = StridesOf(hold, {places[l].group, places[l].layer_slot, plane == PlaneId::kV});
-      hold.FillRows(places[l].group, places[l].layer_slot, plane, 0, hold.token_count(), rows.data());
-      const uint64_t cell = uint64_t{s.head_dim} * s.element;
-      uint32_t sum = 0;
-      for (const uint8_t* const row : rows) {
-        if (s.dim == s.element && s.head == cell) {
-          sum = Crc32c(sum, row, s.heads * cell);
-          continue;
-        }
-        for (uint32_t h = 0; h < s.heads; ++h) {
-          if (s.dim == s.element) {
-            sum = Crc32c(sum, row + h * s.head, cell);
-          } else {
-            for (uint32_t d = 0; d < s.head_dim; ++d) sum = Crc32c(sum, row + h * s.head + d * s.dim, s.element);
-          }
-        }
-      }
-      sums.push_back(sum);
-    }
-  }
-  return sums;
-}
-
-absl::StatusOr<RefineSource> SourceOfRequest(const RefineFrame& request, const std::vector<PlanLayer>& layers,
-                                             const std::vector<LayerPlace>& places, uint32_t token_count) {
-  RefineSource source;
-  if (request.tier < 1 || request.tier > kTierCount) return BadRefine(absl::StrCat("has tier ", request.tier));
-  source.tier = static_cast<Tier>(request.tier - 1);
-  source.verify = request.verify;
-  if (request.verify) {
-    source.base_layers = layers;
-    source.base_places = places;
-  }
-  source.shape.token_count = token_count;
-  source.shape.kept = {{0, token_count}};
-  int64_t before = -1;
-  for (const RefineFrame::Strip& strip : request.strips) {
-    const auto at = std::find_if(layers.begin(), layers.end(), [&](const PlanLayer& l) { return l.layer == strip.layer; });
-    const std::string name = absl::StrCat("strip of layer ", strip.layer);
-    if (at == layers.end()) return BadRefine("has a " + name + ", which the source does not have");
-    if (strip.values && !at->has_v) return BadRefine("has a " + name + " for V, which has none");
-    const int64_t order = 2 * (at - layers.begin()) + (strip.values ? 1 : 0);
-    if (order <= before) return BadRefine("has a " + name + " out of order");
-    before = order;
-    if (strip.token_set >= request.token_sets.size() || request.token_sets[strip.token_set].empty()) {
-      return BadRefine("has a " + name + " without tokens");
-    }
-    auto& tokens = source.shape.strips.emplace_back();
-    uint64_t end = 0;
-    for (const FrameRun& run : request.token_sets[strip.token_set]) {
-      if (run.count == 0 || run.first < end || uint64_t{run.first} + run.count > token_count) {
-        return BadRefine(absl::StrCat("has the token run ", run.first, "+", run.count, " of ", token_count));
-      }
-      end = uint64_t{run.first} + run.count;
-      tokens.push_back({run.first, run.count});
-    }
-    PlanLayer layer = *at;
-    layer.has_v = false;
-    source.shape.layers.push_back(layer);
-    LayerPlace place = places[static_cast<size_t>(at - layers.begin())];
-    place.values = strip.values;
-    source.places.push_back(place);
-  }
-  if (source.shape.layers.empty()) return BadRefine("has no strips");
-  return source;
 }
 
 }  // namespace spectrumkv

@@ -63,6 +63,8 @@ struct RetainedSource {
   std::vector<LayerPlace> places;
   uint64_t retain_ms = 0;
   uint64_t kv_bytes = 0, wire_bytes = 0;  // of the transfer
+  // [token_count] how much each token mattered when it was planned; in this order they are made better. Empty: alike.
+  std::shared_ptr<const std::vector<float>> importance;
 };
 
 // Bytes for staging that all refinements of a daemon share. Thread-safe.
@@ -93,6 +95,12 @@ struct RefineBase {
   uint64_t kv_bytes = 0, wire_bytes = 0;
   std::optional<Tier> background_tier;
   bool background_direct = false;
+  Device* device = nullptr;  // of the destination; null: host memory
+
+  // Whether the daemon itself has begun that refinement.
+  bool IsOwn(const std::string& refine_id) const {
+    return background_tier.has_value() && refine_id.rfind(transfer_id + ".refine-", 0) == 0;
+  }
 
   std::mutex mutex;  // of what follows
   std::unique_ptr<TierMap> tiers;
@@ -129,10 +137,11 @@ class Refinement : public std::enable_shared_from_this<Refinement> {
     uint64_t bytes = 0, stale_cells = 0;  // by this call
   };
   // Copies arrived chunks into the destination, at most `max_bytes` (0: all), but at least one chunk. Errors: those of
-  // BlockTicket::Reserve; FAILED_PRECONDITION REFINEMENT_DROPPED, NOT_STAGED; UNIMPLEMENTED REFINE_ON_DEVICE.
+  // BlockTicket::Reserve; FAILED_PRECONDITION REFINEMENT_DROPPED (also once closed), NOT_STAGED; those of WriteRows, after which what was due
+  // waits for the next call.
   absl::StatusOr<Applied> Apply(uint64_t max_bytes);
-  // Gives the staging back; what was not applied is lost.
-  void Drop();
+  // Nothing is applied any more, and what is staged is lost; `done` once no Apply writes any more, at once where none does.
+  void Close(std::function<void()> done);
 
   // What has become of the cells so far.
   void AddTo(TransferReport* report) const;
@@ -148,9 +157,10 @@ class Refinement : public std::enable_shared_from_this<Refinement> {
   absl::Status TakeMemory();
   size_t Remaining() const;  // chunks that are not in the destination
   uint64_t BytesOf(const ChunkCut& cut) const;  // in the destination's data type
-  Applied CopyChunk(const ChunkCut& cut, const BlockHold& from, const BlockHold& to);
+  absl::Status CopyChunk(const ChunkCut& cut, const BlockHold& to, Applied* applied);
   void MarkTiers(const ChunkCut& cut);  // all its cells are in the destination
   void GiveBackLocked();
+  absl::StatusOr<Applied> ApplyStaged(uint64_t max_bytes);
 
   const std::shared_ptr<RefineBase> base_;
   const RefineChoice choice_;
@@ -167,12 +177,14 @@ class Refinement : public std::enable_shared_from_this<Refinement> {
   std::unique_ptr<uint8_t[]> memory_;
   uint64_t memory_bytes_ = 0;
 
-  std::mutex apply_mutex_;  // one Apply or Drop at a time; before the next
+  std::mutex apply_mutex_;  // one Apply at a time; before the next
   mutable std::mutex mutex_;
   std::vector<ChunkPlace> chunks_;
   uint64_t staged_bytes_ = 0, applied_bytes_ = 0, stale_cells_ = 0;
   size_t applied_chunks_ = 0;
-  bool dropped_ = false, exact_ = false;
+  bool dropped_ = false, closed_ = false, exact_ = false;
+  uint32_t applying_ = 0;  // calls of Apply
+  std::vector<std::function<void()>> closers_;
   std::vector<uint32_t> checksums_;
 };
 
@@ -185,11 +197,12 @@ struct RefineSource {
   bool verify = false;
   std::vector<PlanLayer> base_layers;  // of all that is retained, for the checksums
   std::vector<LayerPlace> base_places;
+  std::shared_ptr<const std::vector<float>> importance;  // as of RetainedSource
 };
 // CRC32C of all words of each K and V, in the order of `layers`, K before V. Stops early where `stopped`.
-// REQUIRES: host memory.
-std::vector<uint32_t> ChecksumsOf(const BlockHold& hold, const std::vector<PlanLayer>& layers,
-                                  const std::vector<LayerPlace>& places, const std::function<bool()>& stopped);
+// Errors: those of ReadRows.
+absl::StatusOr<std::vector<uint32_t>> ChecksumsOf(const BlockHold& hold, const std::vector<PlanLayer>& layers,
+                                                  const std::vector<LayerPlace>& places, const std::function<bool()>& stopped);
 absl::StatusOr<RefineSource> SourceOfRequest(const RefineFrame& request, const std::vector<PlanLayer>& layers,
                                              const std::vector<LayerPlace>& places, uint32_t token_count);
 

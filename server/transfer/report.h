@@ -61,6 +61,7 @@ struct TransferReport {
   std::string refines;
   uint64_t cells = 0, cells_left = 0, staged_bytes = 0, applied_bytes = 0, stale_cells = 0;
   bool exact = false;  // the checksums of both sides were compared
+  bool completes = false;  // at its sender: with it the destination has all that the source has
 
   CodedBy coded_by() const { return path == "device" ? CodedBy::kGpu : CodedBy::kCpu; }
   // Bytes of the tokens that travelled, by the family of their tier; as if all layers were alike.

@@ -59,6 +59,7 @@ SenderTransfer::SenderTransfer(TransferSetup setup, SenderSpec spec)
     r.choice = spec.choice;
     r.pool_id = spec.pool_id;
     r.gate = policy_.gate;
+    r.completes = refine_ != nullptr && refine_->verify;
   });
   if (Device* const device = source_->device()) {
     ReportDevice();

@@ -133,6 +133,7 @@ class SenderTransfer final : public Transfer {
   bool MustPause();
   // True: the manifest waits for the checksums of the source, which are on their way.
   bool AwaitChecksums();
+  void OrderByImportance();
   void KeepSource();
   RetentionFrame Offer() const;
 

@@ -374,6 +374,7 @@ void SenderTransfer::OnPlanned(const std::vector<uint32_t>& batch, absl::StatusO
     chunk_state_[index] = ChunkState::kReady;
     ready_.push_back(index);
   }
+  OrderByImportance();
   const double budget = planner_->effective_budget();
   const ImportanceSource importance = planner_->importance();
   UpdateReport([&](TransferReport& r) {

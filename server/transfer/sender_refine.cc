@@ -31,20 +31,37 @@ bool SenderTransfer::MustPause() {
 }
 
 bool SenderTransfer::AwaitChecksums() {
-  if (refine_ == nullptr || !refine_->verify || source_->device() != nullptr) return false;
+  if (refine_ == nullptr || !refine_->verify) return false;
   if (checksums_state_ != Checksums::kNone) return checksums_state_ == Checksums::kComing;
   checksums_state_ = Checksums::kComing;
   parts().compute->Post([this, self = shared_from_this()] {
     if (!gate_.Enter()) return;
-    std::vector<uint32_t> sums = ChecksumsOf(*source_, refine_->base_layers, refine_->base_places, [this] { return gate_.closed(); });
+    auto sums = ChecksumsOf(*source_, refine_->base_layers, refine_->base_places, [this] { return gate_.closed(); });
     gate_.Leave();
     Post([this, sums = std::move(sums)]() mutable {
-      checksums_ = std::move(sums);
+      if (!sums.ok()) return terminal() ? void() : Fail(sums.status());
+      checksums_ = *std::move(sums);
       checksums_state_ = Checksums::kThere;
       if (!terminal() && link_.control != nullptr) OnGreeted();
     });
   });
   return true;
+}
+
+// What matters most first, by the mean over a chunk's tokens.
+void SenderTransfer::OrderByImportance() {
+  if (refine_ == nullptr || refine_->importance == nullptr) return;
+  const std::vector<float>& importance = *refine_->importance;
+  std::vector<double> mean(planner_->cuts().size(), 0);
+  for (const ChunkCut& cut : planner_->cuts()) {
+    double sum = 0;
+    ForEachRun(planner_->shape().strips[cut.layer_index], cut.token_first, cut.token_count,
+               [&](uint32_t position, uint32_t count, uint32_t) {
+                 for (uint32_t t = 0; t < count; ++t) sum += importance[position + t];
+               });
+    mean[cut.chunk_index] = sum / cut.token_count;
+  }
+  std::stable_sort(ready_.begin(), ready_.end(), [&](uint32_t a, uint32_t b) { return mean[a] > mean[b]; });
 }
 
 RetentionFrame SenderTransfer::Offer() const {
@@ -62,6 +79,9 @@ void SenderTransfer::KeepSource() {
   kept.hold = std::move(source_);
   kept.layers = layers_;
   kept.places = places_;
+  if (std::vector<float> importance = planner_->TokenImportance(scan_); !importance.empty()) {
+    kept.importance = std::make_shared<const std::vector<float>>(std::move(importance));
+  }
   kept.retain_ms = static_cast<uint64_t>(retain_ms_);
   kept.kv_bytes = report.kv_bytes;
   kept.wire_bytes = report.wire_bytes;

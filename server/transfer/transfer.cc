@@ -168,8 +168,8 @@ void Transfer::AddStage(Stage stage, double seconds) {
 }
 
 void Transfer::AddWatcher(uint64_t watch_id, std::shared_ptr<TransferWatcher> watcher) {
-  if (settled()) return watcher->OnTerminal(Snapshot());
   if (layers_told_ > 0) watcher->OnLayersReady(layers_told_);
+  if (settled()) return watcher->OnTerminal(Snapshot());
   watchers_[watch_id] = std::move(watcher);
 }
 

@@ -79,6 +79,18 @@ struct RefineSpec {
   int64_t deadline_ms = 0;
   std::string fingerprint;
 };
+// A worker takes over what a refinement has brought.
+struct ApplySpec {
+  std::string refine_id;
+  Caller owner;
+  uint64_t max_bytes = 0;  // 0: all that has arrived
+  // As cudaIpcGetEventHandle gave it: behind the worker's last reads of the blocks, which are not written before it has
+  // been reached. Empty: nobody reads them.
+  std::string read_event;
+};
+struct RefineMemory {
+  uint64_t staging_bytes = 0, cache_bytes = 0;  // in use
+};
 struct RefineStarted {
   uint64_t cells = 0, cells_left = 0, kv_bytes = 0;
 };
@@ -131,6 +143,7 @@ struct TransferOptions {
   uint32_t max_retained = 64;
   int64_t max_retain_ms = 600000;
   uint64_t staging_bytes = uint64_t{1} << 30;
+  uint64_t cache_bytes = 0;  // for the words of retained sources whose workers need the blocks
   uint64_t refine_bytes_per_second = 0;
   std::vector<std::string> allowed_hosts;
   int64_t terminal_memory_ms = 300000;
@@ -199,10 +212,20 @@ class TransferManager : public PeerAcceptor {
   // FAILED_PRECONDITION NOT_COMMITTED, NOT_RETAINED, PEER_UNKNOWN; INVALID_ARGUMENT INVALID_SELECTION, BUDGET_TOO_SMALL;
   // RESOURCE_EXHAUSTED REFINE_STAGING_FULL; those of StartReceiver and, in direct mode, of BlockTicket::Reserve.
   virtual absl::StatusOr<RefineStarted> Refine(RefineSpec spec) = 0;
-  // Copies on the calling thread. NOT_FOUND UNKNOWN_TRANSFER; FAILED_PRECONDITION NOT_A_REFINEMENT; those of
-  // Refinement::Apply.
-  virtual absl::StatusOr<RefinementApplied> ApplyRefinement(const Caller& caller, const std::string& refine_id,
-                                                            uint64_t max_bytes) = 0;
+  // `done` exactly once. Without read_event it copies on the calling thread. NOT_FOUND UNKNOWN_TRANSFER; FAILED_PRECONDITION
+  // NOT_A_REFINEMENT, NOT_RETAINED; INVALID_ARGUMENT NOT_ON_DEVICE; DEADLINE_EXCEEDED EVENT_NOT_REACHED (after the progress
+  // timeout); those of DeviceEvents and of Refinement::Apply.
+  virtual void ApplyRefinement(ApplySpec spec, std::function<void(absl::StatusOr<RefinementApplied>)> done) = 0;
+  // After OnTerminal of a watch: `done` at most once, with the report when the destination has become exact, or when nothing
+  // is retained any more, at once where that is so; not after Unwatch. NOT_FOUND UNKNOWN_TRANSFER.
+  virtual absl::Status AwaitExact(const Caller& caller, const std::string& transfer_id, Role role, uint64_t watch_id,
+                                  std::function<void(const TransferReport&)> done) = 0;
+  // A sender's retained source moves into the daemon's cache; `done` exactly once, when its blocks are not read any more: true,
+  // it is there, refinements go on; false: nothing is retained, for there was no room, or never was. Refinements that
+  // read it end UNAVAILABLE SOURCE_MOVED. Errors: NOT_FOUND UNKNOWN_TRANSFER, INVALID_ARGUMENT NOT_A_SOURCE.
+  virtual void MoveToCache(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
+                           std::function<void(absl::StatusOr<bool>)> done) = 0;
+  virtual RefineMemory refine_memory() const = 0;
   // Ends what is kept of a transfer for refinements, and those under way; `done` once no byte of it is read or written any
   // more, at once where nothing is kept. Before Release.
   virtual void EndRefinements(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,

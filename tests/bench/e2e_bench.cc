@@ -21,7 +21,7 @@ constexpr char kE2eUsage[] =
     "  --layers N --heads N --head-dim N --block-tokens N   (8, 8, 128, 16: pages of 32 KiB)\n"
     "  --repeat N         rounds, each with new processes and one counted transfer of each contestant (5)\n"
     "  --warm-up N        transfers of each before the counted one (2)\n"
-    "  --variants LIST    RAW,P8,P4,Q8,Q4,Q3,Q2 or b=BUDGET (RAW,P8,Q8,Q4,b=0.3)\n"
+    "  --variants LIST    RAW,P8,P4,Q8,Q4,Q3,Q2 b=BUDGET or greedy=BUDGET (RAW,P8,Q8,Q4,b=0.3)\n"
     "  --peers LIST       nixl,mooncake; none by default\n"
     "  --peer-python PATH --peer-dir DIR    interpreter with their packages, folder of their scripts\n"
     "  --link NAME        how the rows call the network (loopback)\n"

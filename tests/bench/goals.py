@@ -51,6 +51,9 @@ def links(results):
         for name, times in wanted.items():
             measured = ratio(results.rate("links", name, link=link), results.best_peer("links", link=link))
             yield Goal("%s-%s/better-peer" % (link, name), measured, times)
+        # What the better allocator, and its look at the source, costs.
+        measured = ratio(results.rate("links", "b=0.3", link=link), results.rate("links", "greedy=0.3", link=link))
+        yield Goal("%s-OPTIMAL/GREEDY" % link, measured, 0.95)
 
 
 def codec(results):

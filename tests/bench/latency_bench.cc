@@ -19,7 +19,7 @@ constexpr char kLatencyUsage[] =
     "  --transfers N      of each row; 20 more warm up (500)\n"
     "  --tokens N         of a small transfer (128)\n"
     "  --layers LIST --heads N --head-dim N --block-tokens N    of its model (30,8,1; 3; 64; 16)\n"
-    "  --variants LIST    RAW,P8,P4,Q8,Q4,Q3,Q2 or b=BUDGET (RAW,P8,b=0.3)\n"
+    "  --variants LIST    RAW,P8,P4,Q8,Q4,Q3,Q2 b=BUDGET or greedy=BUDGET (RAW,P8,b=0.3)\n"
     "  --repeat N         large transfers of each first-layer row; 0 leaves them out (5)\n"
     "  --idle-seconds N   0 leaves idle CPU out (5)\n"
     "  --json             one JSON object per line\n";

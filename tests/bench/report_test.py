@@ -28,8 +28,8 @@ def complete():
                                        ("P8", 4.5), ("b=0.3", 3.9))]
     loopback += [move("nixl", 4.0, page_bytes=1 << 20), move("P8", 4.41, page_bytes=1 << 20)]
     loopback += [move("P8", 0.1, security="mtls", cpu=9.0)]
-    links = [move(name, gbs, link="10G") for name, gbs in (("nixl", 1.0), ("P8", 1.9), ("b=0.3", 2.8), ("b=0.2", 3.2))]
-    links += [move(name, gbs, link="1G") for name, gbs in (("nixl", 1.0), ("b=0.5", 1.95), ("b=0.3", 3.2), ("b=0.2", 4.7))]
+    links = [move(name, gbs, link="10G") for name, gbs in (("nixl", 1.0), ("P8", 1.9), ("b=0.3", 2.8), ("b=0.2", 3.2), ("greedy=0.3", 2.8))]
+    links += [move(name, gbs, link="1G") for name, gbs in (("nixl", 1.0), ("b=0.5", 1.95), ("b=0.3", 3.2), ("b=0.2", 4.7), ("greedy=0.3", 3.3))]
     codec = [codec_row(backend, tier, mib, 8.0) for backend in ("avx512", "avx2")
              for tier in goals.PLAIN + goals.ROTATED for mib in (1, 256)]
     codec += [{"kind": "limits", "mib": mib, "memcpy_gbs": 1.0, "read_gbs": 1.0, "read2_write1_gbs": 1.0, "read1_write2_gbs": 1.0,
@@ -75,6 +75,7 @@ class GoalsTest(unittest.TestCase):
              {"loopback-1MiB-P8/NIXL", "loopback-32KiB-RAW/best-NIXL-of-all-pages"}),
             ("loopback", {"name": "socket"}, "gb_per_second", 4.3, {"loopback-32KiB-RAW/socket"}),
             ("links", {"name": "b=0.2", "link": "1G"}, "gb_per_second", 4.6, {"1G-b=0.2/better-peer"}),
+            ("links", {"name": "greedy=0.3", "link": "1G"}, "gb_per_second", 3.5, {"1G-OPTIMAL/GREEDY"}),
             ("codec", {"tier": "P4", "backend": "avx2", "mib": 256}, "encode_of_limit", 0.7, {"codec-avx2-P8,P4-encode/memory-limit"}),
             ("codec", {"tier": "P4", "backend": "avx2", "mib": 1}, "encode_of_limit", 0.1, set()),
             ("codec", {"tier": "Q3", "backend": "avx512", "mib": 1}, "decode_gbs", 7.9, {"codec-avx512-rotated-decode-GB/s"}),

@@ -95,6 +95,9 @@ absl::StatusOr<Variant> VariantOf(const std::string& name) {
   } else if (name.rfind("b=", 0) == 0) {
     variant.policy.set_allocator(v1::ALLOCATOR_OPTIMAL);
     variant.policy.set_budget(std::atof(name.c_str() + 2));
+  } else if (name.rfind("greedy=", 0) == 0) {
+    variant.policy.set_allocator(v1::ALLOCATOR_GREEDY);
+    variant.policy.set_budget(std::atof(name.c_str() + 7));
   } else if (v1::Tier_Parse("TIER_" + name, &tier)) {
     variant.policy.set_allocator(v1::ALLOCATOR_UNIFORM);
     variant.policy.set_uniform_tier(tier);
@@ -103,7 +106,7 @@ absl::StatusOr<Variant> VariantOf(const std::string& name) {
     variant.policy.set_budget(name[1] == '8' ? 0.6 : 0.4);
     variant.policy.mutable_importance()->set_sinks(0);
   } else {
-    return absl::InvalidArgumentError(absl::StrCat("unknown variant ", name, "; there are RAW, P8, P4, Q8, Q4, Q3, Q2, b=0.3"));
+    return absl::InvalidArgumentError(absl::StrCat("unknown variant ", name, "; there are RAW, P8, P4, Q8, Q4, Q3, Q2, b=0.3, greedy=0.3"));
   }
   return variant;
 }

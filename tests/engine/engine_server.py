@@ -3,7 +3,7 @@ vLLM is installed for.
 
 vLLM's own API server takes three processes and as much memory; scheduler, worker, connector and the ways of a request through
 them are the same here. It answers POST /v1/completions (prompt or prompt_token_ids, max_tokens, kv_transfer_params, force: token
-ids that are generated whatever the model says), POST /tokenize and /abort, GET /stats and /metrics.
+ids that are generated whatever the model says), POST /tokenize, /abort and /preempt (all that runs), GET /stats and /metrics.
 """
 
 import ctypes
@@ -123,6 +123,9 @@ class Engine:
         if reply is not None:
             reply.put({"choices": [{"finish_reason": "abort", "text": ""}]})
 
+    def preempt(self):
+        self.inbox.put(lambda: self.core.scheduler.reset_prefix_cache(reset_running_requests=True))
+
     def stats(self):
         scheduler = self.core.scheduler
         pool = scheduler.kv_cache_manager.block_pool
@@ -160,6 +163,9 @@ def serve(engine, host):
                 return self._answer(200, {"tokens": engine.engine.get_tokenizer().encode(body["prompt"])})
             if self.path == "/abort":
                 engine.abort(body["request_id"])
+                return self._answer(200, {})
+            if self.path == "/preempt":
+                engine.preempt()
                 return self._answer(200, {})
             try:
                 self._answer(200, engine.complete(body))

@@ -47,7 +47,9 @@ class Pair:
     @staticmethod
     def _server(role, daemon):
         # Long: on a machine that others use too a prompt can take a minute.
-        extra = {"daemon": daemon.worker, "peer_address": daemon.peer, "deadline_ms": 120_000}
+        extra = {
+            "daemon": daemon.worker, "peer_address": daemon.peer, "deadline_ms": 120_000, "refine": "RAW", "retain_seconds": 20.0,
+        }  # fmt: skip
         return Server(role, extra, enable_prefix_caching=False)
 
     def _router(self, pull):
@@ -56,9 +58,9 @@ class Pair:
         threading.Thread(target=router.serve_forever, daemon=True).start()
         return router
 
-    def routed(self, prompt, *, policy, pull=False, name="", **body):
-        """A completion through the router; name: transfer id, for who looks at it later."""
-        params = {"policy": policy, **({"transfer_id": name} if name else {})}
+    def routed(self, prompt, *, policy, pull=False, name="", refine="", **body):
+        """A completion through the router; name: transfer id, for who looks at it later. refine: to which tier."""
+        params = {"policy": {**policy, "refine": refine}, **({"transfer_id": name} if name else {})}
         host, port = self.routers[pull].server_address
         request = urllib.request.Request(
             f"http://{host}:{port}/v1/completions", json.dumps({"prompt": prompt, "kv_transfer_params": params, **body}).encode()

@@ -57,15 +57,24 @@ class Server:
     def abort(self, request_id):
         self.request("POST", "/abort", {"request_id": request_id})
 
+    def preempt(self):
+        """Takes the blocks of all that runs."""
+        self.request("POST", "/preempt", {})
+
     def stats(self):
         return self.request("GET", "/stats")
-
 
     def counts(self):
         """The connector's counter: event -> number."""
         text = self.request("GET", "/metrics")["text"]
         found = re.findall(r'^vllm:spectrumkv_requests_total\{.*event="(\w+)".*\} (\S+)$', text, re.MULTILINE)
         return {event: float(number) for event, number in found}
+
+    def refined_bytes(self):
+        """What the connector has applied between steps."""
+        text = self.request("GET", "/metrics")["text"]
+        found = re.findall(r"^vllm:spectrumkv_refined_bytes_total\{.*\} (\S+)$", text, re.MULTILINE)
+        return sum(float(number) for number in found)
 
 
 class Engines:

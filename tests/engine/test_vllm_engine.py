@@ -91,6 +91,50 @@ def test_what_a_budget_costs(pair, baseline):
     assert logprobs["RAW"] == pytest.approx(logprobs["alone"], abs=1e-3)
 
 
+def test_refined_while_it_decodes(pair, baseline):
+    """Requests begin with 4.8 bits a value and get the words themselves between their steps."""
+    agree = {}
+    for refine in ("", "RAW"):
+        before, counted, agree[refine] = pair.decode.refined_bytes(), pair.decode.counts(), []
+        for i, (prompt, tokens) in enumerate(baseline.items()):
+            name = f"refined-{refine}-{i}"
+            answer = pair.routed(prompt, policy={"budget": 0.15}, refine=refine, name=name, max_tokens=TOKENS)
+            assert 0 < len(answer["token_ids"]) <= TOKENS
+            agree[refine].append(sum(a == b for a, b in zip(answer["token_ids"], tokens, strict=False)) / TOKENS)
+        assert pair.until_free() == pair.blocks
+        if refine:
+            until(lambda before=before: pair.decode.refined_bytes() > before)
+        applied = pair.decode.refined_bytes() - before
+        assert (applied > 0) == bool(refine)
+        events = {event: number - counted.get(event, 0) for event, number in pair.decode.counts().items() if "refine" in event}
+        print(f"budget 0.15, refined to {refine or 'nothing'}: agreement with RAW {sum(agree[refine]) / len(agree[refine]):.3f}, "
+              f"{applied:.0f} bytes applied; {events}")  # fmt: skip
+        assert not events.get("refinements_failed")
+
+
+def test_preempted_while_it_is_refined(pair):
+    """vLLM takes the blocks of a running request away: the daemon lets go of them, and the request computes its prompt again."""
+    if pair.no_network:
+        pytest.skip(f"SKIPPED: {pair.no_network}")
+    pair.slow("8mbit")  # some seconds for the rest of such a request
+    before, ended = pair.decode.refined_bytes(), pair.decode.counts().get("refinements_ended", 0)
+    tokens, answers, options = 6 * TOKENS, [], {"policy": {"budget": 0.15}, "refine": "RAW", "name": "preempted"}
+    asked = threading.Thread(target=lambda: answers.append(pair.routed(passages()[0][0], max_tokens=tokens, **options)))
+    asked.start()
+    until(lambda: pair.decode.refined_bytes() > before)
+    pair.decode.preempt()
+    until(lambda: not known(pair.decode_daemon, "preempted"))
+    released, applied = not answers, pair.decode.refined_bytes()
+    pair.slow("10gbit")
+    asked.join(300)
+    assert released, "while the request runs"
+    assert 0 < len(answers[0]["token_ids"]) <= tokens
+    assert pair.until_free() == pair.blocks
+    assert pair.decode.counts()["refinements_ended"] == ended + 1
+    assert pair.decode.refined_bytes() == applied
+    print(f"{applied - before:.0f} bytes had been applied")
+
+
 def test_abort_of_either_half(pair):
     """Blocks come back, and the engines go on."""
     prompt = passages()[0][0]

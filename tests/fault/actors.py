@@ -32,6 +32,7 @@ _KEYS = {
     "peer__connect_timeout_ms": 1000,
     "lease__default_ttl_ms": 1000 * LEASE_S,
     "refine__max_rate_bytes": refinements.RATE_BYTES,
+    "refine__cache_bytes": refinements.CACHE_BYTES,
 }
 
 

@@ -144,7 +144,7 @@ def bystanders(world, record):
     """BYSTANDERS: no other block of either pool has changed."""
     for side in range(2):
         mine = {block for t in record.point.transfers if t.target == side for block in t.target_blocks}
-        mine |= {block for t in record.point.transfers if t.source == side and t.layerwise for block in t.source_blocks}
+        mine |= {block for t in record.point.transfers if t.source == side and (t.layerwise or t.cached) for block in t.source_blocks}
         rest = np.array([block for block in range(contents.BLOCKS) if block not in mine])
         if wrong := _differing(world.workers[side].cache[:, :, rest], record.before[side][:, :, rest]):
             yield f"BYSTANDERS: {wrong} words of blocks of {'AB'[side]} that are in no transfer have changed"

@@ -37,6 +37,8 @@ class Transfer:
     target_blocks: list = field(default_factory=list)
     # Whether the source is retained, and what has arrived made exact in the background.
     refined: bool = False
+    # Of a refined one: its worker takes the blocks back after the commit, and the daemon's cache has the words.
+    cached: bool = False
 
     @property
     def tokens(self):
@@ -67,7 +69,7 @@ class Point:
     def __str__(self):
         kinds = ", ".join(
             f"{'AB'[t.source]}>{'AB'[t.target]} {'pull' if t.pull else 'push'}"
-            f" {'layers' if t.layerwise else 'whole'} {t.policy} {t.tokens}{' refined' if t.refined else ''}"
+            f" {'layers' if t.layerwise else 'whole'} {t.policy} {t.tokens}{' refined' if t.refined else ''}{' cached' if t.cached else ''}"
             for t in self.transfers
         )
         return f"point {self.number}: {self.kind} at {self.moment} [{kinds}]"
@@ -122,9 +124,10 @@ def _transfer(name, rng, first, moment, kind):
     met_refining = first and moment == "refine"
     policy = rng.choice(policies[1:] if met_refining else policies)
     refined = met_refining or policy != "RAW" and rng.random() < 0.4
+    cached = refined and rng.random() < 0.4
     return Transfer(
         name=name, source=rng.randint(0, 1), pull=rng.random() < 0.5, layerwise=layerwise,
-        policy=policy, refined=refined, content=content,
+        policy=policy, refined=refined, cached=cached, content=content,
         deadline_ms=rng.randint(6000, 8000) if kind in HARMLESS else rng.randint(3000, 6000),
         pauses_s=[rng.uniform(0.5, 1.5) * pace for _ in range(contents.LAYERS)],
         delays_s=(rng.uniform(0, 0.05), rng.uniform(0, 0.05)),

@@ -11,6 +11,8 @@ import spectrumkv as skv
 
 # So that one takes some tenths of a second, and a fault can meet it.
 RATE_BYTES = 2 << 20
+# More than the sources of a point have.
+CACHE_BYTES = 64 << 20
 DEADLINE_S = 5.0  # the daemons' default
 _BEGIN_S = 0.5
 

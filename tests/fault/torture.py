@@ -41,7 +41,7 @@ def _orders(world, transfer):
     """(delay, role, order) of both halves."""
     common = dict(do="start", name=transfer.name, tokens=transfer.tokens, deadline_ms=transfer.deadline_ms,
                   refined=transfer.refined)  # fmt: skip
-    sender = dict(common, role="publish" if transfer.pull else "send", blocks=transfer.source_blocks, policy=transfer.policy,
+    sender = dict(common, role="publish" if transfer.pull else "send", blocks=transfer.source_blocks, policy=transfer.policy, cached=transfer.cached,
                   layerwise=transfer.layerwise, content=transfer.content, pauses_s=transfer.pauses_s,
                   peer=world.daemons[transfer.target].peer)  # fmt: skip
     receiver = dict(common, role="fetch" if transfer.pull else "expect", blocks=transfer.target_blocks,
@@ -138,7 +138,7 @@ def learn(world, transfer):
         words = contents.words(world.seed, transfer.content)
         if policy != "RAW":
             twin = replace(transfer, name=f"{transfer.name}.twin{number}", policy=policy, layerwise=False, deadline_ms=8000,
-                           refined=False)  # fmt: skip
+                           refined=False, cached=False)  # fmt: skip
             if wrong := undisturbed(world, twin):
                 raise AssertionError(f"an undisturbed transfer failed: {wrong}")
             words = contents.tokens_of(world.workers[twin.target].cache, twin.target_blocks, twin.tokens)[0].copy()

@@ -66,6 +66,8 @@ class Worker:
             say(name=name, role=role, event="started")
             if order.get("layerwise"):
                 self.write_layers(order)
+            if order.get("cached"):
+                self.take_back(order)
         except skv.SpectrumKVError as error:
             say(name=name, role=role, event="refused", code=error.code, reason=error.reason, text=str(error))
 
@@ -87,6 +89,19 @@ class Worker:
                 time.sleep(0.004)  # a moment for who wants to break something just now
             self.client.advance(order["name"], layers=layer + 1, tokens=order["tokens"])
             say(name=order["name"], role=order["role"], event="advanced", layers=layer + 1)
+
+    def take_back(self, order):
+        """Lets the daemon's cache keep the words of a source that has committed, and uses its blocks for others at once."""
+        name = order["name"]
+        try:
+            self.client.wait(name, role="SENDER", timeout_s=order["deadline_ms"] / 1000 + 2)
+            time.sleep(0.1)  # others are still to hear of the commit, and without room the daemon forgets it
+            kept = self.client.release(name, role="SENDER", keep_in_cache=True)
+        except skv.SpectrumKVError:
+            return  # it has not committed, or its daemon is gone
+        cache = self.pool.kv().view("<u2")
+        cache[:, :, order["blocks"]] = contents.POISON
+        say(name=name, role=order["role"], event="taken_back", kept=kept)
 
     def another_pool(self, order):
         """Registers a second pool; on a full disk there is none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import subprocess
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,10 @@ class Results:
     @staticmethod
     def load(path: pathlib.Path) -> Results:
         return Results(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def version(program: pathlib.Path) -> str:
+    return subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def policy_of(variant: Variant, prefill: Prefill) -> Any:

@@ -36,7 +36,7 @@ def _unpermute(weight: Floats, heads: int) -> Floats:
 class Prefill:
     """What a prefill worker has: KV [layers, 2, tokens, heads, head_dim], keys after RoPE."""
 
-    kv: NDArray[np.float16]
+    kv: NDArray[np.float16] | Floats
     # [layers, tokens]: attention each token received in a layer, divided by the queries that could see it, averaged over
     # heads.
     scores: Floats = field(default_factory=lambda: np.empty(0, np.float32))
@@ -91,14 +91,23 @@ class Model:
         return prefill
 
     def continue_over(
-        self, ids: NDArray[np.int64], past: NDArray[np.float16], position: int, last: int | None = None
+        self, ids: NDArray[np.int64], past: NDArray[np.float16] | Floats, position: int, last: int | None = None
     ) -> Floats:
         """Log-probabilities [tokens, vocabulary] after each of `ids`, over the given KV and their own exact KV.
 
         The first of `ids` is at `position`: past that where tokens of the prompt were dropped. last: of the last so many alone.
         """
         hidden = self._forward(ids, past.astype(np.float32), None, None, position)
-        logits: Floats = hidden[-(last or len(ids)) :] @ self.weights.get("output.weight", self.weights["token_embd.weight"]).T
+        return self._log_probabilities(hidden[-(last or len(ids)) :])
+
+    def continue_keeping(self, ids: NDArray[np.int64], past: NDArray[np.float16], position: int) -> tuple[Floats, Floats]:
+        """As continue_over, and the KV of `ids` themselves, [layers, 2, tokens, heads, head_dim], as decode would go on with it."""
+        own = np.empty((self.layers, 2, len(ids), self.kv_heads, self.head_dim), np.float32)
+        kept = Prefill(own, queries=np.empty((self.layers, 1, self.heads, self.head_dim), np.float16))
+        return self._log_probabilities(self._forward(ids, past.astype(np.float32), kept, None, position)), own
+
+    def _log_probabilities(self, hidden: Floats) -> Floats:
+        logits: Floats = hidden @ self.weights.get("output.weight", self.weights["token_embd.weight"]).T
         logits -= logits.max(axis=1, keepdims=True)
         logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
         return logits

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import pathlib
-import subprocess
 import sys
 import time
 from typing import Any
@@ -20,10 +19,11 @@ import corpus  # noqa: E402
 import families  # noqa: E402
 import further  # noqa: E402
 import probe_run  # noqa: E402
+import refine_curve  # noqa: E402
 import report  # noqa: E402
 from daemons import Pair, find_program  # noqa: E402
 from goals import goals, order_faults  # noqa: E402
-from measure import Log, Results, measure_needle, measure_segment  # noqa: E402
+from measure import Log, Results, measure_needle, measure_segment, version  # noqa: E402
 from mover import Mover  # noqa: E402
 
 
@@ -32,29 +32,29 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--daemon", help="the spectrumkvd to run; else the one scripts/demo builds")
     parser.add_argument("--model", choices=families.NAMES, default=families.NAMES[0])
     parser.add_argument("--text", type=pathlib.Path, help="another text than the committed one, such as WikiText-2 test")
-    parser.add_argument("--segments", type=int, default=16)
+    parser.add_argument("--segments", type=int, help="by default 16, of --refine-curve 8")
     parser.add_argument("--needles", type=int, default=corpus.TRIALS)
-    parser.add_argument("--prefix", type=int, default=768)
-    parser.add_argument("--scored", type=int, help="tokens; by default 256, of a second family 128")
+    parser.add_argument("--prefix", type=int, help="tokens; by default 768, of --refine-curve 512")
+    parser.add_argument("--scored", type=int, help="tokens; by default 256, of a second family 128, of --refine-curve 512")
     parser.add_argument("--quick", action="store_true", help="the policies whose order is asserted, 2 segments, no needles")
     parser.add_argument("--summary", action="store_true", help="print only the goals")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no segment or trial after so many")
     parser.add_argument("--json", type=pathlib.Path, help="write all measurements there, as they come")
     parser.add_argument("--from", dest="load", type=pathlib.Path, help="measure nothing: what --json wrote before")
-    parser.add_argument("--page", action="store_true", help="write docs/quality.md and docs/quality.png")
+    parser.add_argument("--page", action="store_true", help="write docs/quality.md and docs/quality.png, or the page of --refine-curve")
     parser.add_argument("--check", action="store_true", help="fail where the order is not as it must be, whatever the figures")
     parser.add_argument("--further", action="store_true", help="what further tiers could win, on the KV of tests/data")
     probe_run.arguments(parser)
+    refine_curve.arguments(parser)
     args = parser.parse_args()
-    if args.model != families.NAMES[0] and (args.page or args.probe):
-        parser.error(f"--page and --probe are about {families.NAMES[0]}")
+    if args.model != families.NAMES[0] and (args.page or args.probe or args.refine_curve):
+        parser.error(f"--page, --probe and --refine-curve are about {families.NAMES[0]}")
+    if args.refine_curve:
+        return refine_curve.with_defaults(args)
+    args.segments, args.prefix = args.segments or 16, args.prefix or 768
     if args.quick:
         args.segments, args.needles = min(args.segments, 2), 0
     return args
-
-
-def version(program: pathlib.Path) -> str:
-    return subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def measure(args: argparse.Namespace) -> Results:
@@ -89,6 +89,8 @@ def main() -> int:
         return further.run()
     if args.probe:
         return probe_run.run(args.daemon, ROOT, args.tiers.split(","), args.prompt_characters)
+    if args.refine_curve:
+        return refine_curve.run(args, ROOT)
     results = Results.load(args.load) if args.load else measure(args)
     if not args.summary:
         print(report.table(results))

@@ -29,7 +29,7 @@ class CtlTest(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.mkdtemp(prefix="spectrumkv-ctl-")
         cls.addClassCleanup(shutil.rmtree, cls.folder)
-        cls.prefill = daemon_in(os.path.join(cls.folder, "p"))
+        cls.prefill = daemon_in(os.path.join(cls.folder, "p"), refine__cache_bytes="64MiB")
         cls.addClassCleanup(cls.prefill.stop)
         cls.decode = daemon_in(os.path.join(cls.folder, "d"))
         cls.addClassCleanup(cls.decode.stop)
@@ -150,6 +150,28 @@ class CtlTest(unittest.TestCase):
                                            "--blocks", "0")  # fmt: skip
             self.assertEqual(code, 2, bad)
             self.assertIn("--part", err)
+
+    def test_refined_from_the_cache(self):
+        source, destination = self.pools("8")
+        blocks, peer = ("--tokens", str(TOKENS), "--blocks"), self.decode.status["peer_address"]
+        coarse = ("--allocator", "uniform", "--uniform-tier", "q4", "--budget", "0.6", "--retain", "60")
+        self.decode.json("expect", "--transfer", "fine", "--pool", destination, *blocks, "5,1,3", "--refinable")
+        self.prefill.json("send", "--transfer", "fine", "--pool", source, *blocks, "7,6,0-2", "--peer", peer, *coarse, "--wait")
+        self.assertNotEqual(self.get(self.decode, destination, "5,1,3", "32"), self.values)
+        self.assertEqual(self.decode.ctl("transfers", "wait", "fine", "--exact", "--timeout", "0.3")[0], 4)
+        self.assertEqual(self.prefill.json("transfers", "release", "fine", "--keep-in-cache"), {"kept_in_cache": True})
+        self.decode.json("transfers", "refine", "fine", "--wait")
+        code, out, _ = self.decode.ctl("transfers", "apply", "fine.refined")
+        self.assertEqual(code, 0, out)
+        self.assertRegex(out, r"complete: +yes")
+        self.assertEqual(self.get(self.decode, destination, "5,1,3", "32"), self.values)
+        code, out, _ = self.decode.ctl("transfers", "wait", "fine", "--exact")
+        self.assertEqual(code, 0, out)
+        self.assertRegex(out, r"exact: +yes")
+        self.assertEqual(self.prefill.ctl("transfers", "wait", "fine", "--exact")[0], 1)  # a sender cannot know
+        self.assertEqual(self.prefill.ctl("transfers", "release", "fine", "--keep-in-cache")[0], 1)  # nothing is retained
+        self.assertEqual(self.prefill.ctl("transfers", "release", "fine")[0], 4)
+        self.assertEqual(self.decode.ctl("transfers", "release", "fine")[0], 0)
 
     def test_a_prefix_that_is_there(self):
         source, destination = self.pools("8")

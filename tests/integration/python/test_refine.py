@@ -67,8 +67,9 @@ def test_exact_after_refinement(pull, direct, ends):
     for client in (ends.source, ends.target):
         until(lambda client=client: client.get_transfer(ends.name).refined_wire_bytes == report.wire_bytes)
         base = client.get_transfer(ends.name)
-        assert base.state == COMMITTED and base.retained_seconds > 0
+        assert base.state == COMMITTED
         assert base.saved_bytes == max(0, base.kv_bytes - base.wire_bytes - report.wire_bytes)
+        assert (base.retained_seconds > 0) == (client is ends.target), "nothing is left for which the source would be needed"
         client.release(ends.name)
 
 
@@ -81,8 +82,11 @@ def test_exact_on_its_own(pull, ends):
     else:
         ends.expect(refinable=True, refine_direct=True)
         ends.send(policy=policy)
-    until(lambda: ends.target.get_transfer(ends.name).exact)
+    report = ends.target.wait_exact(ends.name, timeout_s=30)
+    assert report.exact and report.transfer_id == ends.name and report.state == COMMITTED
     assert (words(ends) == ends.kv).all()
+    assert not ends.source.wait_exact(ends.name, timeout_s=30).exact, "a sender hears that its blocks are free"
+    assert ends.target.wait_exact(ends.name, timeout_s=30).exact, "at once, also later"
     assert ends.target.get_transfer(ends.name + ".refine-1").state == COMMITTED
     with refused("INVALID_ARGUMENT", "INVALID_POLICY"):
         ends.publish(policy=skv.policy(refine="RAW"))
@@ -162,6 +166,16 @@ def test_a_source_that_was_released(ends):
     with refused("FAILED_PRECONDITION", "REFINEMENT_DROPPED"):
         ends.target.apply_refinement(ends.name + ".r")
     assert (words(ends) == coarse).all()
+
+
+def test_a_watch_until_exact_ends_when_nothing_is_retained(ends):
+    commit(ends, retain_seconds=1)
+    events = [event.WhichOneof("event") for event in ends.target.watch(ends.name, timeout_s=30, until_exact=True)]
+    assert events[-2:] == ["terminal", "released"]
+    assert not ends.source.wait_exact(ends.name, timeout_s=30).exact
+    with pytest.raises(skv.TransferFailed):
+        ends.target.expect(ends.name + ".late", pool=ends.there.pool, token_count=TOKENS, blocks=ends.there.blocks, deadline_ms=300)
+        ends.target.wait_exact(ends.name + ".late", timeout_s=30)
 
 
 def test_unregistering_a_pool_does_not_wait_for_what_is_retained(ends, transfer_id):

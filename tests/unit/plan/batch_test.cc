@@ -147,6 +147,45 @@ TEST(Scores, LaterOnesAreChecked) {
   EXPECT_TRUE(planner->SetScores(std::vector<float>(10, 0.f)).ok());
 }
 
+std::vector<float> ImportanceOf(const Policy& policy, uint32_t tokens, const std::vector<float>& later = {}) {
+  auto planner = Planner::Create(policy, Layers(2, 4, 64), tokens);
+  EXPECT_TRUE(planner.ok()) << planner.status();
+  if (!planner.ok()) return {};
+  if (!later.empty()) {
+    EXPECT_TRUE(planner->SetScores(later).ok());
+  }
+  return planner->TokenImportance(NoScan(*planner));
+}
+
+TEST(Scores, ImportanceIsInTheirOrderWhereverItComesFrom) {
+  Policy policy;
+  EXPECT_EQ(policy.importance, ImportanceSource::kPosition);
+  std::vector<float> importance = ImportanceOf(policy, 100);
+  ASSERT_EQ(importance.size(), 100u);
+  EXPECT_GT(importance[0], importance[50]);
+  EXPECT_GT(importance[99], importance[50]);
+  policy.importance = ImportanceSource::kNone;
+  EXPECT_TRUE(ImportanceOf(policy, 100).empty());
+  policy.importance = ImportanceSource::kKeyNorm;
+  EXPECT_TRUE(ImportanceOf(policy, 100).empty()) << "nobody has looked";
+  importance = ImportanceOf(policy, 100, {5, 1, 3});
+  EXPECT_GT(importance[0], importance[2]);
+  EXPECT_GT(importance[2], importance[1]);
+  EXPECT_FLOAT_EQ(importance[3], importance[2]) << "the others count as the mean, 3";
+  policy.importance = ImportanceSource::kScores;
+  policy.scores_per_layer = true;
+  policy.scores.assign(200, 0);
+  policy.scores[7] = 2;        // of layer 0
+  policy.scores[100 + 9] = 6;  // of layer 1
+  importance = ImportanceOf(policy, 100);
+  EXPECT_GT(importance[9], importance[7]);
+  EXPECT_GT(importance[7], importance[8]);
+  policy.scores[7] = policy.scores[100 + 9] = 1;
+  policy.decay_lambda = 0.5;
+  importance = ImportanceOf(policy, 100);
+  EXPECT_GT(importance[9], importance[7]) << "it is younger";
+}
+
 TEST(Scores, PerLayerOrdersDiffer) {
   Policy policy;
   policy.budget = 0.2;

@@ -145,6 +145,21 @@ TEST(RefineTest, LimitsTakeTheTokensThatMatterMost) {
   EXPECT_EQ(ChooseCells(base, map, {}, Tier::kRaw, limits)->cells, 0u);
 }
 
+TEST(RefineTest, WhatCameFinerMattersMore) {
+  TransferShape base = Base();
+  base.kept = {{0, 100}, {150, 50}};
+  TierMap map = Uniform(base, Tier::kQ4, Tier::kQ2);
+  map.SetCell(1, false, 20, Tier::kQ8);
+  map.SetCell(1, true, 120, Tier::kRaw);  // position 170
+  map.SetCell(2, false, 5, Tier::kQ2);
+  const std::vector<float> scores = ScoresOfTiers(base, map);
+  ASSERT_EQ(scores.size(), 200u);
+  EXPECT_GT(scores[170], scores[20]);
+  EXPECT_GT(scores[20], scores[21]);
+  EXPECT_GT(scores[21], scores[5]);
+  EXPECT_EQ(scores[120], 0) << "it did not travel";
+}
+
 TEST(RefineTest, SelectionsThatDoNotFitAreRefusedByField) {
   const TransferShape base = Base();
   const TierMap map = Uniform(base, Tier::kQ4, Tier::kQ4);

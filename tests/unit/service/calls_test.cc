@@ -102,6 +102,57 @@ TEST_F(Calls, WatchKeepsLayersInOrderAndTheEndLast) {
   EXPECT_EQ(terminals, 1u);
 }
 
+TEST_F(Calls, WatchUntilExactGoesOnAfterTheEnd) {
+  int watches = 0;
+  for (const bool exact : {true, false}) {
+    grpc::ClientContext context;
+    v1::WatchTransferRequest request = KnownTransfer();
+    request.set_until_exact(true);
+    const auto reader = stub_->WatchTransfer(&context, request);
+    WaitWatcher()->OnTerminal(FakeTransfers::Report(TransferState::kCommitted));
+    v1::WatchTransferResponse event;
+    ASSERT_TRUE(reader->Read(&event));
+    EXPECT_TRUE(event.has_terminal());
+    TransferReport report = FakeTransfers::Report(TransferState::kCommitted);
+    report.exact = exact;
+    transfers_.TellExact(report);
+    ASSERT_TRUE(reader->Read(&event));
+    EXPECT_EQ(event.has_exact(), exact);
+    EXPECT_EQ(event.has_released(), !exact);
+    EXPECT_FALSE(reader->Read(&event));
+    EXPECT_TRUE(reader->Finish().ok());
+    ++watches;
+    while (transfers_.unwatched() < watches) std::this_thread::yield();
+  }
+}
+
+TEST_F(Calls, WatchUntilExactOfWhatFailsEndsAtOnce) {
+  grpc::ClientContext context;
+  v1::WatchTransferRequest request = KnownTransfer();
+  request.set_until_exact(true);
+  const auto reader = stub_->WatchTransfer(&context, request);
+  WaitWatcher()->OnTerminal(FakeTransfers::Report(TransferState::kFailed));
+  v1::WatchTransferResponse event;
+  ASSERT_TRUE(reader->Read(&event));
+  EXPECT_TRUE(event.has_terminal());
+  EXPECT_FALSE(reader->Read(&event));
+  EXPECT_TRUE(reader->Finish().ok());
+}
+
+TEST_F(Calls, ReleaseSaysWhetherTheCacheHasIt) {
+  for (const bool cached : {true, false}) {
+    transfers_.has_cache = cached;
+    grpc::ClientContext context;
+    v1::ReleaseTransferRequest request;
+    *request.mutable_transfer() = KnownTransfer().transfer();
+    request.set_keep_in_cache(true);
+    v1::ReleaseTransferResponse response;
+    EXPECT_TRUE(stub_->ReleaseTransfer(&context, request, &response).ok());
+    EXPECT_EQ(response.kept_in_cache(), cached);
+    EXPECT_EQ(transfers_.releases, cached ? 0 : 1) << "what the cache does not have is released";
+  }
+}
+
 TEST_F(Calls, WatchThatIsCancelledUnwatches) {
   grpc::ClientContext context;
   const auto reader = stub_->WatchTransfer(&context, KnownTransfer());

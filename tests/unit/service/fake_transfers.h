@@ -1,11 +1,14 @@
 // A TransferManager that does what the test says.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "server/base/status.h"
@@ -54,7 +57,10 @@ class FakeTransfers final : public TransferManager {
     std::lock_guard<std::mutex> lock(mutex_);
     cancels_.push_back(std::move(done));
   }
-  absl::Status Release(const Caller& caller, const std::string& id, std::optional<Role>) override { return Known(caller, id); }
+  absl::Status Release(const Caller& caller, const std::string& id, std::optional<Role>) override {
+    ++releases;
+    return Known(caller, id);
+  }
   absl::Status ReportFirstToken(const Caller& caller, const std::string& id, std::optional<Role>, double) override { return Known(caller, id); }
   absl::StatusOr<RefineStarted> Refine(RefineSpec spec) override {
     if (absl::Status known = Known(spec.owner, spec.transfer_id); !known.ok()) return known;
@@ -62,10 +68,23 @@ class FakeTransfers final : public TransferManager {
     refinements.push_back(std::move(spec));
     return RefineStarted{7, 3, 1000};
   }
-  absl::StatusOr<RefinementApplied> ApplyRefinement(const Caller& caller, const std::string& id, uint64_t bytes) override {
-    if (absl::Status known = Known(caller, id); !known.ok()) return known;
-    return RefinementApplied{bytes, 5, 2, true};
+  void ApplyRefinement(ApplySpec spec, std::function<void(absl::StatusOr<RefinementApplied>)> done) override {
+    if (absl::Status known = Known(spec.owner, spec.refine_id); !known.ok()) return done(known);
+    done(RefinementApplied{spec.max_bytes, 5, spec.read_event.size(), true});
   }
+  absl::Status AwaitExact(const Caller& caller, const std::string& id, Role, uint64_t,
+                          std::function<void(const TransferReport&)> done) override {
+    if (absl::Status known = Known(caller, id); !known.ok()) return known;
+    std::lock_guard<std::mutex> lock(mutex_);
+    exact_waiter_ = std::move(done);
+    return absl::OkStatus();
+  }
+  void MoveToCache(const Caller& caller, const std::string& id, std::optional<Role>,
+                   std::function<void(absl::StatusOr<bool>)> done) override {
+    if (absl::Status known = Known(caller, id); !known.ok()) return done(known);
+    done(has_cache);
+  }
+  RefineMemory refine_memory() const override { return {}; }
   void EndRefinements(const Caller&, const std::string&, std::optional<Role>, std::function<void()> done) override { done(); }
   void EndRefinementsOf(const std::string&) override {}
   void SetPeerPort(uint32_t) override {}
@@ -95,6 +114,18 @@ class FakeTransfers final : public TransferManager {
   }
 
   // What tests turn.
+  std::atomic<bool> has_cache{false};
+  std::atomic<int> releases{0};
+  // Once somebody waits for it.
+  void TellExact(const TransferReport& report) {
+    std::function<void(const TransferReport&)> waiter;
+    while (waiter == nullptr) {
+      std::this_thread::yield();
+      std::lock_guard<std::mutex> lock(mutex_);
+      waiter = std::exchange(exact_waiter_, nullptr);
+    }
+    waiter(report);
+  }
   std::shared_ptr<TransferWatcher> watcher() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return watcher_;
@@ -145,6 +176,7 @@ class FakeTransfers final : public TransferManager {
 
   mutable std::mutex mutex_;
   std::shared_ptr<TransferWatcher> watcher_;
+  std::function<void(const TransferReport&)> exact_waiter_;
   int unwatched_ = 0;
   std::vector<std::function<void(absl::StatusOr<TransferReport>)>> cancels_;
   uint32_t active_ = 0;

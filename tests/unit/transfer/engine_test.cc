@@ -284,5 +284,27 @@ TEST_F(EngineTest, EscapesMetWhileEncodingArePlannedAgainWithinTheBudget) {
   }
 }
 
+// Also who begins to watch in the moment of the end.
+TEST_F(EngineTest, WhoeverWatchesHearsOfLayersBeforeTheEnd) {
+  Build();
+  Prepare();
+  size_t watched = 0;
+  for (int i = 0; i < 60; ++i) {
+    const std::string id = "t" + std::to_string(i);
+    ASSERT_TRUE(b_->manager().StartReceiver(Expect(id, Target())).ok());
+    ASSERT_TRUE(a_->manager().StartSender(Send(id, Source(), Raw())).ok());
+    std::vector<std::shared_ptr<RecordingWatcher>> watchers;
+    do {
+      watchers.push_back(b_->Watch(id, Role::kReceiver));
+    } while (!watchers.back()->ended() && watchers.size() < 5000);
+    for (const auto& watcher : watchers) {
+      ASSERT_EQ(watcher->WaitTerminal().state, TransferState::kCommitted);
+      ASSERT_TRUE(watcher->WaitLayers(3, /*seconds=*/0)) << "of " << watchers.size() << " watchers";
+    }
+    watched += watchers.size();
+  }
+  EXPECT_GT(watched, 300u);
+}
+
 }  // namespace
 }  // namespace spectrumkv

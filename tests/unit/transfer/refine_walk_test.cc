@@ -257,7 +257,9 @@ class RefineWalk {
 
   void Drop(Round* round) {
     if (round->direct) return EndDirect(round);
-    round->refinement->Drop();
+    int closed = 0;
+    round->refinement->Close([&closed] { ++closed; });
+    EXPECT_EQ(closed, 1) << "nobody applies";
     if (round->applied.size() < round->cuts.size()) round->dropped = true;
     round->holds_room = false;
     round->staged.clear();

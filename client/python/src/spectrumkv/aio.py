@@ -185,10 +185,14 @@ class Client:
         await self._with_pool(self.worker.Fetch, request, pool)
 
     async def watch(
-        self, transfer_id: str, *, role: str = "", timeout_s: float | None = None
+        self, transfer_id: str, *, role: str = "", timeout_s: float | None = None, until_exact: bool = False
     ) -> AsyncIterator[worker_service_pb2.WatchTransferResponse]:
-        """Events of a transfer: layers_ready, progress, and last `terminal` with the report."""
-        request = worker_service_pb2.WatchTransferRequest(transfer=requests.key_of(transfer_id, role))
+        """Events of a transfer: layers_ready, progress, and last `terminal` with the report. until_exact: of one that has
+        committed and is retained, then `exact` once the destination is known to equal its source, or `released` when nothing
+        is retained any more."""
+        request = worker_service_pb2.WatchTransferRequest(
+            transfer=requests.key_of(transfer_id, role), until_exact=until_exact
+        )
         stream = self.worker.WatchTransfer(request, timeout=timeout_s, metadata=self._metadata)
         try:
             async for event in stream:
@@ -213,6 +217,16 @@ class Client:
                 return report
         raise SpectrumKVError("UNAVAILABLE", "", f"the daemon ended the watch of {transfer_id} without a last event")
 
+    async def wait_exact(
+        self, transfer_id: str, *, role: str = "", timeout_s: float | None = None
+    ) -> report_pb2.TransferReport:  # fmt: skip
+        async for event in self.watch(transfer_id, role=role, timeout_s=timeout_s, until_exact=True):
+            requests.end_of(event, None, None)
+            if event.WhichOneof("event") in ("exact", "released"):
+                report: report_pb2.TransferReport = getattr(event, event.WhichOneof("event"))
+                return report
+        raise SpectrumKVError("UNAVAILABLE", "", f"the daemon ended the watch of {transfer_id} without a last event")
+
     async def get_transfer(self, transfer_id: str, *, role: str = "") -> report_pb2.TransferReport:
         request = worker_service_pb2.GetTransferRequest(transfer=requests.key_of(transfer_id, role))
         report: report_pb2.TransferReport = (await self.call(self.worker.GetTransfer, request)).report
@@ -232,14 +246,21 @@ class Client:
         answer: worker_service_pb2.RefineResponse = await self.call(self.worker.Refine, request)
         return answer
 
-    async def apply_refinement(self, refine_id: str, *, max_bytes: int = 0) -> worker_service_pb2.ApplyRefinementResponse:
-        request = worker_service_pb2.ApplyRefinementRequest(refine_id=refine_id, max_bytes=max_bytes)
+    async def apply_refinement(
+        self, refine_id: str, *, max_bytes: int = 0, read_event: bytes = b""
+    ) -> worker_service_pb2.ApplyRefinementResponse:  # fmt: skip
+        request = worker_service_pb2.ApplyRefinementRequest(
+            refine_id=refine_id, max_bytes=max_bytes, read_event=read_event
+        )
         answer: worker_service_pb2.ApplyRefinementResponse = await self.call(self.worker.ApplyRefinement, request)
         return answer
 
-    async def release(self, transfer_id: str, *, role: str = "") -> None:
-        request = worker_service_pb2.ReleaseTransferRequest(transfer=requests.key_of(transfer_id, role))
-        await self.call(self.worker.ReleaseTransfer, request)
+    async def release(self, transfer_id: str, *, role: str = "", keep_in_cache: bool = False) -> bool:
+        request = worker_service_pb2.ReleaseTransferRequest(
+            transfer=requests.key_of(transfer_id, role), keep_in_cache=keep_in_cache
+        )
+        cached: bool = (await self.call(self.worker.ReleaseTransfer, request)).kept_in_cache
+        return cached
 
     async def report_first_token(self, transfer_id: str, seconds: float, *, role: str = "") -> None:
         request = worker_service_pb2.ReportFirstTokenRequest(

@@ -155,10 +155,14 @@ class Client:
         pool.call(self.worker.Fetch, request)
 
     def watch(
-        self, transfer_id: str, *, role: str = "", timeout_s: float | None = None
+        self, transfer_id: str, *, role: str = "", timeout_s: float | None = None, until_exact: bool = False
     ) -> Iterator[worker_service_pb2.WatchTransferResponse]:
-        """Events of a transfer: layers_ready, progress, and last `terminal` with the report."""
-        request = worker_service_pb2.WatchTransferRequest(transfer=requests.key_of(transfer_id, role))
+        """Events of a transfer: layers_ready, progress, and last `terminal` with the report. until_exact: of one that has
+        committed and is retained, then `exact` once the destination is known to equal its source, or `released` when nothing
+        is retained any more."""
+        request = worker_service_pb2.WatchTransferRequest(
+            transfer=requests.key_of(transfer_id, role), until_exact=until_exact
+        )
         with rpc_errors():
             stream = self.worker.WatchTransfer(request, timeout=timeout_s)
             try:
@@ -179,6 +183,19 @@ class Client:
         for event in self.watch(transfer_id, role=role, timeout_s=timeout_s):
             report = requests.end_of(event, on_layers_ready, on_progress)
             if report is not None:
+                return report
+        raise SpectrumKVError("UNAVAILABLE", "", f"the daemon ended the watch of {transfer_id} without a last event")
+
+    def wait_exact(
+        self, transfer_id: str, *, role: str = "", timeout_s: float | None = None
+    ) -> report_pb2.TransferReport:  # fmt: skip
+        """Waits until refinement is over: the destination equals its source bit for bit, or nothing is retained any more. Which
+        of the two, the report's `exact` says. At the sender: when it returns, the source's blocks are not read any more.
+        Raises TransferFailed where the transfer itself does not commit."""
+        for event in self.watch(transfer_id, role=role, timeout_s=timeout_s, until_exact=True):
+            requests.end_of(event, None, None)
+            if event.WhichOneof("event") in ("exact", "released"):
+                report: report_pb2.TransferReport = getattr(event, event.WhichOneof("event"))
                 return report
         raise SpectrumKVError("UNAVAILABLE", "", f"the daemon ended the watch of {transfer_id} without a last event")
 
@@ -212,17 +229,26 @@ class Client:
         answer: worker_service_pb2.RefineResponse = self.call(self.worker.Refine, request)
         return answer
 
-    def apply_refinement(self, refine_id: str, *, max_bytes: int = 0) -> worker_service_pb2.ApplyRefinementResponse:
-        """Copies what a refinement has received into the blocks, at most max_bytes (0: all): call it when nobody reads them."""
-        request = worker_service_pb2.ApplyRefinementRequest(refine_id=refine_id, max_bytes=max_bytes)
+    def apply_refinement(
+        self, refine_id: str, *, max_bytes: int = 0, read_event: bytes = b""
+    ) -> worker_service_pb2.ApplyRefinementResponse:  # fmt: skip
+        """Copies what a refinement has received into the blocks, at most max_bytes (0: all): call it when nobody reads them, or
+        give, for blocks on a GPU, the handle of a CUDA IPC event that stands behind the last reads (read_event)."""
+        request = worker_service_pb2.ApplyRefinementRequest(
+            refine_id=refine_id, max_bytes=max_bytes, read_event=read_event
+        )
         answer: worker_service_pb2.ApplyRefinementResponse = self.call(self.worker.ApplyRefinement, request)
         return answer
 
-    def release(self, transfer_id: str, *, role: str = "") -> None:
+    def release(self, transfer_id: str, *, role: str = "", keep_in_cache: bool = False) -> bool:
         """Withdraws a publish that nobody fetched; forgets a transfer that has ended. Of one that is retained: when it
-        returns, none of its blocks is read or written any more."""
-        request = worker_service_pb2.ReleaseTransferRequest(transfer=requests.key_of(transfer_id, role))
-        self.call(self.worker.ReleaseTransfer, request)
+        returns, none of its blocks is read or written any more. keep_in_cache, of a retained source: its words move into the
+        daemon's memory and can be asked for as before; False where there was no room for them."""
+        request = worker_service_pb2.ReleaseTransferRequest(
+            transfer=requests.key_of(transfer_id, role), keep_in_cache=keep_in_cache
+        )
+        cached: bool = (self.call(self.worker.ReleaseTransfer, request)).kept_in_cache
+        return cached
 
     def report_first_token(self, transfer_id: str, seconds: float, *, role: str = "") -> None:
         """The time to first token of the request that this transfer was for, for the daemon's metric."""

@@ -137,8 +137,12 @@ class BAD_REFINE(SpectrumKVError):
     """A peer asked for a refinement that does not fit the source; daemons of this kind do not."""
 class BLOCKS_REUSED(SpectrumKVError):
     """Blocks of the destination have been written or given to others since the commit: nothing lands in them."""
+class EVENT_NOT_REACHED(SpectrumKVError):
+    """The event that ApplyRefinement was to wait for was not reached in time; what is staged stays staged."""
 class NOT_A_REFINEMENT(SpectrumKVError):
     """The transfer was not begun by Refine."""
+class NOT_A_SOURCE(SpectrumKVError):
+    """keep_in_cache was given for a receiver: only a sender has a source."""
 class NOT_COMMITTED(SpectrumKVError):
     """Only a transfer that has committed here can be refined."""
 class NOT_EXACT(SpectrumKVError):
@@ -151,10 +155,10 @@ class PEER_UNKNOWN(SpectrumKVError):
     """The daemon does not know where the source is: name the peer."""
 class REFINEMENT_DROPPED(SpectrumKVError):
     """What the refinement had staged is gone: it failed, was cancelled or released."""
-class REFINE_ON_DEVICE(SpectrumKVError):
-    """A staged refinement cannot be applied to a destination on a GPU; mode DIRECT can."""
 class RELEASED(SpectrumKVError):
     """A worker has released the transfer that was being refined."""
+class RETENTION_EVICTED(SpectrumKVError):
+    """The daemon's cache needed the room of the retained source for others."""
 class RETENTION_EXPIRED(SpectrumKVError):
     """The source is no longer retained."""
 class RETENTION_OF_PARTS(SpectrumKVError):
@@ -185,6 +189,8 @@ class SCHEMA_MISMATCH(SpectrumKVError):
     """The pools of both sides do not fit; metadata names the field."""
 class SOURCE_CHANGED(SpectrumKVError):
     """Blocks were written while they were read."""
+class SOURCE_MOVED(SpectrumKVError):
+    """The retained source moves into its daemon's cache: ask for the refinement again."""
 class SOURCE_GONE(SpectrumKVError):
     """The sending pool ended before it was written whole."""
 class SUPERSEDED(SpectrumKVError):

@@ -298,7 +298,7 @@ void Simulation::CheckPair(const SimTransfer& transfer) {
 void Simulation::CheckNothingIsLeft(SimEngine* engine) {
   EXPECT_EQ(engine->manager->active(), 0u);
   EXPECT_EQ(engine->manager->kept(), 0u) << engine->name << ": a transfer is kept, though its time is over";
-  EXPECT_EQ(engine->manager->staging_used(), 0u) << engine->name << ": staging of refinements is left";
+  EXPECT_EQ(engine->manager->refine_memory().staging_bytes, 0u) << engine->name << ": staging of refinements is left";
   EXPECT_TRUE(engine->manager->List(100, /*active_only=*/true).empty());
   for (const SlotPool* slots : {engine->send_slots, engine->receive_slots}) {
     EXPECT_EQ(slots->used(), 0u) << engine->name << ": a slot, or the credit it stands for, is left";

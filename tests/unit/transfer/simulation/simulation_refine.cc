@@ -245,7 +245,13 @@ void Simulation::ApplySome(const std::shared_ptr<SimTransfer>& refinement) {
   if (bug_ == SimBug::kFreshLies) GiveAway(refinement->base);
   if (bug_ == SimBug::kReuseUntold) Reuse(refinement->base);
   const uint64_t max_bytes = random_.OneIn(3) ? 0 : random_.Between(1, 1 << random_.Between(4, 14));
-  CheckApplied(refinement.get(), engine.manager->ApplyRefinement(kMe, refinement->id, max_bytes));
+  int answers = 0;
+  engine.manager->ApplyRefinement({refinement->id, kMe, max_bytes, {}},
+                                  [&](const absl::StatusOr<RefinementApplied>& applied) {
+                                    ++answers;
+                                    CheckApplied(refinement.get(), applied);
+                                  });
+  EXPECT_EQ(answers, 1) << refinement->id << ": an apply is answered at once";
 }
 
 void Simulation::ReleaseHalf(const std::shared_ptr<SimTransfer>& transfer, Role role) {

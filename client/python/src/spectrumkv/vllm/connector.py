@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from spectrumkv.client import Client
 from spectrumkv.v1 import schema_pb2
+from spectrumkv.vllm.refinable import check_refinable
 from spectrumkv.vllm.scheduler import SchedulerSide
 from spectrumkv.vllm.settings import Settings
 from spectrumkv.vllm.stats import TransferCounts, TransferMetrics
@@ -59,13 +60,17 @@ class SpectrumKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
             raise ValueError("spectrumkv.vllm: pipeline parallelism is not supported")
         if len(kv_cache_config.kv_cache_groups) != 1:
             raise ValueError("spectrumkv.vllm: models with several KV cache groups are not supported")
+        if self.settings.refine:
+            check_refinable(vllm_config, kv_cache_config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._told: PoolMetadata | None = None
         if role == KVConnectorRole.SCHEDULER:
             client = Client(self.settings.daemon, timeout_s=_SCHEDULER_CALL_S, token_file=self.settings.token_file)
             self._pools: dict[int, PoolMetadata] = {}
-            self._scheduler = SchedulerSide(self.settings, client, vllm_config.cache_config.block_size)
+            self._scheduler = SchedulerSide(
+                self.settings, client, vllm_config.cache_config.block_size, num_blocks=kv_cache_config.num_blocks
+            )
         else:
             from spectrumkv.vllm.cache import SharedMemory
 
@@ -107,7 +112,7 @@ class SpectrumKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._worker.begin(connector_metadata.step)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Loads began when the step was told: this comes after the step's computation."""
+        """Loads began, and refinements were applied, when the step was told: this comes after the step's computation."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """No request that is computed waits for KV: loads are asynchronous."""
@@ -191,7 +196,9 @@ class SpectrumKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
         if isinstance(update, PoolUpdate):
             self._pools.update(update.pools)
             self._tell_pools()
+        self._side.failed_blocks(connector_output.invalid_block_ids or set())
         self._side.finished_receiving(connector_output.finished_recving or ())
+        self._side.finished_sending(connector_output.finished_sending or ())
         self._side.report_first_tokens()
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:

@@ -12,14 +12,16 @@ from typing import Any
 
 from spectrumkv import aio, reasons
 from spectrumkv.errors import SpectrumKVError, TransferFailed
+from spectrumkv.policies import tier_name
 from spectrumkv.pools import Pool
 from spectrumkv.v1 import policy_pb2
+from spectrumkv.vllm.refinements import Refinements
+from spectrumkv.vllm.retention import Retention
 from spectrumkv.vllm.settings import Settings
+from spectrumkv.vllm.settle import settle
 from spectrumkv.vllm.steps import LoadStart, SendStart, part_name
 
 _log = logging.getLogger("spectrumkv.vllm")
-# A cancel that the daemon does not answer is asked again: until it answers, it may write into the blocks.
-_ASK_AGAIN_S = 1.0
 _CALL_S = 10.0
 # For how long a call that the daemon has no room for is made again.
 _RETRY_S = 10.0
@@ -28,8 +30,6 @@ _RECONNECT_S = 5.0
 _RECONNECT_PAUSE_S = 0.1
 # The least budget is told in six digits.
 _ROUNDED_UP = 1.00001
-# A daemon that says one of these touches nothing of the transfer any more: it is gone, or does not know it.
-_OVER = frozenset({"UNAVAILABLE", "NOT_FOUND", "FAILED_PRECONDITION", "CANCELLED"})
 
 
 class Outgoing:
@@ -67,19 +67,30 @@ class Outgoing:
 
 
 class Courier:
-    """One thread, one connection. Methods are for other threads; close() ends what is under way."""
+    """One thread, one connection. Methods are for other threads; close() ends what is under way.
+
+    counted: what is counted of refinements, (event, number); set before the first load.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self.counted: Callable[[str, int], None] = lambda _event, _number: None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="spectrumkv-courier", daemon=True)
         self._thread.start()
-        self.client: aio.Client = self._submit(self._connect()).result()
+        self.client: aio.Client = self._submit(self._connect(_CALL_S, _RETRY_S)).result()
+        self.refinements: Refinements | None = None
+        if settings.refine:
+            self._patient: aio.Client = self._submit(self._connect(None, 0.0)).result()
+            self.refinements = Refinements(
+                self.client, self._patient, settings.refine, lambda event, number: self.counted(event, number)
+            )
         self._loads: dict[str, str] = {}  # transfer ids by request; of the loop's thread
         self._unwanted: set[str] = set()
 
-    async def _connect(self) -> aio.Client:
-        return aio.Client(self._settings.daemon, timeout_s=_CALL_S, retry_s=_RETRY_S, token_file=self._settings.token_file)
+    async def _connect(self, timeout_s: float | None, retry_s: float) -> aio.Client:
+        token_file = self._settings.token_file
+        return aio.Client(self._settings.daemon, timeout_s=timeout_s, retry_s=retry_s, token_file=token_file)
 
     def _submit(self, work: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -102,7 +113,7 @@ class Courier:
     async def _cancel_send(self, outgoing: Outgoing) -> None:
         outgoing.cancelled = True
         outgoing.changed.set()
-        await self._settle(outgoing.transfer_id, "SENDER")
+        await settle(self.client.cancel, outgoing.transfer_id, "SENDER")
         await outgoing.over.wait()  # a call that opened it may have been on its way
 
     async def _send(self, outgoing: Outgoing, pool: Pool) -> None:
@@ -111,21 +122,32 @@ class Courier:
             await self._open_send(outgoing, pool)
             await self._advance(outgoing)
             if outgoing.cancelled:
-                await self._settle(outgoing.transfer_id, "SENDER")
+                await settle(self.client.cancel, outgoing.transfer_id, "SENDER")
             await self.client.wait(outgoing.transfer_id, role="SENDER")
+            await self._retain(outgoing)
         except TransferFailed as error:
             why = str(error)
         except SpectrumKVError as error:
             why = str(error)
-            await self._settle(outgoing.transfer_id, "SENDER")
+            await self._let_go(outgoing.transfer_id, "SENDER")
         except Exception as error:  # noqa: BLE001: whatever it was, the blocks must be given back
             why = repr(error)
             _log.exception("sending %s", outgoing.transfer_id)
-            await self._settle(outgoing.transfer_id, "SENDER")
+            await self._let_go(outgoing.transfer_id, "SENDER")
         if why:
             _log.warning("request %s: its KV was not sent: %s", outgoing.start.request_id, why)
         outgoing.over.set()
         outgoing.ended(why)
+
+    async def _retain(self, outgoing: Outgoing) -> None:
+        """Returns when the source is not needed for refinements any more."""
+        if outgoing.policy is None or outgoing.policy.retain_seconds <= 0:
+            return
+        tier = tier_name(outgoing.policy.refine.final)
+        retention = Retention(
+            self.client, outgoing.transfer_id, tier, lambda: outgoing.cancelled, outgoing.changed, self.counted
+        )
+        await (retention.in_daemon() if self._settings.retain_in == "daemon" else retention.in_blocks())
 
     async def _open_send(self, outgoing: Outgoing, pool: Pool) -> None:
         start, policy = outgoing.start, outgoing.policy
@@ -187,7 +209,7 @@ class Courier:
         transfer_id = self._loads.get(request_id)
         if transfer_id is not None:
             self._unwanted.add(request_id)
-            await self._settle(transfer_id, "RECEIVER")
+            await settle(self.client.cancel, transfer_id, "RECEIVER")
 
     async def _receive(self, load: LoadStart, pool: Pool, rank: int, size: int, ended: Callable[[str], None]) -> None:
         name = part_name(load.transfer_id, rank, size)
@@ -198,19 +220,24 @@ class Courier:
                 if not (load.opened and load.opened[rank]):
                     await self._open_load(load, name, pool)
                 if load.request_id in self._unwanted:
-                    await self._settle(name, "RECEIVER")
+                    await settle(self.client.cancel, name, "RECEIVER")
                 await self.client.wait(name, role="RECEIVER")
         except TransferFailed as error:
             why = str(error)
         except SpectrumKVError as error:
             why = str(error)
-            await self._settle(name, "RECEIVER")
+            await self._let_go(name, "RECEIVER")
         except Exception as error:  # noqa: BLE001: whatever it was, vLLM must hear an end
             why = repr(error)
             _log.exception("receiving %s", name)
-            await self._settle(name, "RECEIVER")
+            await self._let_go(name, "RECEIVER")
         if load.failed:
-            await self._settle(name, "RECEIVER")  # a call without an answer may have been heard
+            await self._let_go(name, "RECEIVER")  # a call without an answer may have been heard
+        if self.refinements is not None and not why:
+            if load.request_id in self._unwanted:
+                await self.refinements.release(name)
+            else:
+                self.refinements.begin(load.request_id, name)
         del self._loads[load.request_id]
         unwanted = load.request_id in self._unwanted
         self._unwanted.discard(load.request_id)
@@ -221,25 +248,37 @@ class Courier:
     async def _open_load(self, load: LoadStart, name: str, pool: Pool) -> None:
         rest: dict[str, Any] = {
             "pool": pool, "token_count": load.token_count, "blocks": load.blocks, "token": load.token,
-            "deadline_ms": self._settings.deadline_ms,
+            "deadline_ms": self._settings.deadline_ms, "refinable": self.refinements is not None,
         }  # fmt: skip
         if load.peer:
             rest["peer"] = load.peer
         await _reach(self.client.fetch if load.peer else self.client.expect, name, rest)
 
+    # ---- refinement ------------------------------------------------------------------------------------------------
+
+    def apply_refinements(self, max_bytes: int, until_s: float) -> concurrent.futures.Future[None]:
+        """As Refinements.apply. REQUIRES: refinements."""
+        assert self.refinements is not None
+        return self._submit(self.refinements.apply(max_bytes, until_s))
+
+    def end_refinement(self, request_id: str) -> concurrent.futures.Future[None]:
+        """From the next apply_refinements on the request's blocks are left alone, also where its load is still on its way. The
+        future is done when nothing that was begun before writes into them. REQUIRES: refinements."""
+        return self._submit(self._end_refinement(request_id))
+
+    async def _end_refinement(self, request_id: str) -> None:
+        assert self.refinements is not None
+        if request_id in self._loads:
+            self._unwanted.add(request_id)
+        await self.refinements.end(request_id)
+
     # ---- ends ------------------------------------------------------------------------------------------------------
 
-    async def _settle(self, transfer_id: str, role: str) -> None:
-        """Returns when the daemon touches no block of the transfer any more, or is gone."""
-        while True:
-            try:
-                await self.client.cancel(transfer_id, role=role)
-                return
-            except SpectrumKVError as error:
-                if error.code in _OVER:
-                    return
-                _log.warning("cancelling %s: %s", transfer_id, error)
-            await asyncio.sleep(_ASK_AGAIN_S)
+    async def _let_go(self, transfer_id: str, role: str) -> None:
+        """Returns when the daemon touches no block of the transfer any more, even if it had committed and was kept."""
+        await settle(self.client.cancel, transfer_id, role)
+        if self.refinements is not None:
+            await settle(self.client.release, transfer_id, role)
 
     def close(self) -> None:
         if self._loop.is_closed():
@@ -256,6 +295,8 @@ class Courier:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.client.close()
+        if self.refinements is not None:
+            await self._patient.close()
 
 
 def unreachable(error: SpectrumKVError) -> bool:

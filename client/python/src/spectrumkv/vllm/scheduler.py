@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,9 +19,9 @@ from spectrumkv import requests
 from spectrumkv.client import Client
 from spectrumkv.errors import SpectrumKVError
 from spectrumkv.pools import Pool
-from spectrumkv.v1 import schema_pb2
+from spectrumkv.v1 import policy_pb2, schema_pb2
 from spectrumkv.vllm.courier import unreachable
-from spectrumkv.vllm.settings import Handover, Settings, policy_of
+from spectrumkv.vllm.settings import Handover, Settings, policy_of, retaining
 from spectrumkv.vllm.steps import LoadStart, SendStart, Step, part_name
 
 _log = logging.getLogger("spectrumkv.vllm")
@@ -32,7 +32,7 @@ class _Prompt:
     """A request whose KV is to be sent. blocks: as far as they are allocated."""
 
     handover: Handover
-    policy: bytes | None
+    policy: policy_pb2.Policy | None
     token_count: int
     blocks: list[int] = field(default_factory=list)
     started: bool = False
@@ -41,19 +41,29 @@ class _Prompt:
 
 @dataclass
 class _Wanted:
-    """A request whose KV comes from elsewhere. tried: it is not asked for a second time."""
+    """A request whose KV comes from elsewhere. tried: it is not asked for a second time. refinable: it has come, and may get
+    better until the request loses its blocks. failed: one of several workers has not got its part.
+    """
 
     handover: Handover
     request: Any
+    blocks: Sequence[int] = ()
     tried: bool = False
     loading: bool = False
+    refinable: bool = False
+    failed: bool = False
 
 
 class SchedulerSide:
-    """client: of the daemon, with a short timeout, for it is called between two steps. block_tokens: of vLLM's cache."""
+    """client: of the daemon, with a short timeout, for it is called between two steps. block_tokens, num_blocks: of vLLM's
+    cache."""
 
-    def __init__(self, settings: Settings, client: Client, block_tokens: int, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, settings: Settings, client: Client, block_tokens: int, now: Callable[[], float] = time.time, *, num_blocks: int = 0
+    ) -> None:
         self._settings, self._client, self._block_tokens, self._now = settings, client, block_tokens, now
+        self._retained_most = int(settings.retain_share * num_blocks)
+        self._retained: dict[str, int] = {}  # blocks that are kept for refinement, or will be
         self._pools: list[schema_pb2.PoolRef] = []
         self._prompts: dict[str, _Prompt] = {}
         self._wanted: dict[str, _Wanted] = {}
@@ -80,8 +90,7 @@ class SchedulerSide:
             self._count("requests_refused", request.request_id, f"its KV is not transferred: {error}")
             return
         if handover.sends:
-            raw = None if policy is None else policy.SerializeToString()
-            self._prompts[request.request_id] = _Prompt(handover, raw, request.num_prompt_tokens)
+            self._prompts[request.request_id] = _Prompt(handover, policy, request.num_prompt_tokens)
         else:
             self._wanted[request.request_id] = _Wanted(handover, request)
             _skip_prefix_cache(request, True)
@@ -112,6 +121,7 @@ class SchedulerSide:
             request.request_id, handover.transfer_id, handover.token, "" if handover.pushed else handover.prefill_peer,
             list(blocks[:count]), external_tokens,
         )  # fmt: skip
+        wanted.blocks = load.blocks
         self._open(load)
         self._next.loads.append(load)
 
@@ -121,7 +131,8 @@ class SchedulerSide:
         worker = self._client.worker
         for rank, pool in enumerate(self._pools):
             name = part_name(load.transfer_id, rank, len(self._pools))
-            tail = (load.token_count, load.blocks, load.token, self._settings.deadline_ms, False, False, requests.WHOLE)
+            tail = (load.token_count, load.blocks, load.token, self._settings.deadline_ms, False, False, requests.WHOLE,
+                    bool(self._settings.refine))  # fmt: skip
             method: Any
             request: Any
             if load.peer:
@@ -134,10 +145,14 @@ class SchedulerSide:
                 load.opened.append(True)
             except SpectrumKVError as error:
                 load.opened.append(False)
-                if not Pool.forgotten(error) and not unreachable(error):
+                if not Pool.forgotten(error) and not unreachable(error) and not self._just_refined(error):
                     load.failed = str(error)
                     self._count("loads_refused", load.request_id, f"the daemon does not take it: {error}")
                     return
+
+    def _just_refined(self, error: SpectrumKVError) -> bool:
+        """The worker may still apply a refinement to blocks that were taken away in this step: it asks when that has ended."""
+        return bool(self._settings.refine) and error.reason == "BLOCKS_IN_USE"
 
     # ---- a step ----------------------------------------------------------------------------------------------------
 
@@ -171,19 +186,38 @@ class SchedulerSide:
         prompt.started = True
         handover = prompt.handover
         used = prompt.blocks[: math.ceil(prompt.token_count / self._block_tokens)]
+        policy = self._retaining(request_id, prompt, len(used))
         step.sends.append(
             SendStart(
                 request_id, handover.transfer_id, handover.token, handover.decode_peer if handover.pushed else "", used,
-                prompt.token_count, computed, prompt.policy,
+                prompt.token_count, computed, None if policy is None else policy.SerializeToString(),
             )
         )  # fmt: skip
+
+    def _retaining(self, request_id: str, prompt: _Prompt, blocks: int) -> policy_pb2.Policy | None:
+        """The policy of a send, with its source kept where that is wanted, makes a difference and has room."""
+        policy, tier = prompt.policy, prompt.handover.refine
+        tier = self._settings.refine if tier is None else tier
+        if not self._settings.refine or not tier or (policy is not None and policy.allocator == policy_pb2.ALLOCATOR_RAW):
+            return policy
+        if self._settings.retain_in == "blocks":
+            if sum(self._retained.values()) + blocks > self._retained_most:
+                self.counts["retentions_refused"] += 1
+                return policy
+            self._retained[request_id] = blocks
+        return retaining(policy, self._settings, tier)
 
     def _preempted(self, request_id: str, step: Step) -> None:
         prompt = self._prompts.get(request_id)
         if prompt is not None and prompt.started and not prompt.lost:
             prompt.lost = True
+            self._retained.pop(request_id, None)
             step.preempted.append(request_id)
             self._count("sends_preempted", request_id, "its blocks are taken away while they are sent")
+        wanted = self._wanted.get(request_id)
+        if wanted is not None and wanted.refinable:
+            wanted.refinable = False
+            step.ended.append(request_id)
 
     # ---- what came of it -------------------------------------------------------------------------------------------
 
@@ -192,6 +226,20 @@ class SchedulerSide:
             wanted = self._wanted.get(request_id)
             if wanted is not None:
                 wanted.loading = False
+                wanted.refinable = bool(self._settings.refine) and not wanted.failed
+                if wanted.failed and self._settings.refine:
+                    # vLLM may give its blocks to others with the next step, and another worker's part may have come.
+                    self._next.ended.append(request_id)
+
+    def failed_blocks(self, blocks: Set[int]) -> None:
+        """Before finished_receiving of a request that these are of."""
+        for wanted in self._wanted.values():
+            if wanted.loading and not blocks.isdisjoint(wanted.blocks):
+                wanted.failed = True
+
+    def finished_sending(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._retained.pop(request_id, None)
 
     def report_first_tokens(self) -> None:
         """Tells the daemon the time to first token of those that have theirs now."""
@@ -210,7 +258,8 @@ class SchedulerSide:
             self._count("reports_failed", request_id, f"its time to first token is not reported: {error}")
 
     def request_finished(self, request: Any, aborted: bool) -> tuple[bool, dict[str, Any] | None]:
-        """Whether its blocks must be kept until the workers say that they were sent, and what the answer tells."""
+        """Whether its blocks must be kept until the workers say that they were sent, or are refined no more, and what the answer
+        tells."""
         request_id = request.request_id
         first = self._first_tokens.pop(request_id, None)
         if first is not None and request.num_output_tokens > 0:  # its first token was its last
@@ -218,6 +267,10 @@ class SchedulerSide:
         wanted = self._wanted.pop(request_id, None)
         if wanted is not None and wanted.loading:
             self._next.cancels.append(request_id)  # vLLM keeps the blocks until the workers report the end
+        if wanted is not None and wanted.refinable:
+            self._next.ended.append(request_id)
+            self._next.released.append(request_id)
+            return True, None
         prompt = self._prompts.pop(request_id, None)
         if prompt is None or not prompt.started or prompt.lost:
             return False, None

@@ -15,6 +15,8 @@ _POLICY_KEYS = frozenset({
     "decay_lambda", "sinks", "strict_budget", "override_quality_gate",
 })  # fmt: skip
 _TOKEN_BYTES = 16
+# What a cache may be refined to; "" not at all.
+_FINAL_TIERS = ("", "RAW", "Q8")
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,12 @@ class Settings:
     recent_queries: give the daemon the last queries of the prompt, where they can be captured.
     idle_wait_ms: vLLM asks without a pause whether a transfer has ended while it has nothing else to do; it is answered at
         the latest after so long.
+    refine: a tier, "RAW" or "Q8": what has arrived coarse becomes so good between the steps of decode. To be set on both sides;
+        "": not at all. The other settings of refinement mean nothing without it. A request's policy may ask for another.
+    retain_seconds: for how long a prefill worker keeps what it has sent, at most.
+    retain_in: where: "blocks", those of vLLM's cache, or "daemon", which takes a copy.
+    retain_share: of the cache's blocks, how many may be kept so at a time. What is sent beyond is not refined.
+    refine_step_bytes: how much a decode worker writes into its cache before a step, at most, but at least a chunk (1 MiB).
     """
 
     daemon: str = "/run/spectrumkv/worker.sock"
@@ -43,6 +51,11 @@ class Settings:
     shared_dir: str = ""
     recent_queries: bool = True
     idle_wait_ms: float = 2.0
+    refine: str = ""
+    retain_seconds: float = 30.0
+    retain_in: str = "blocks"
+    retain_share: float = 0.25
+    refine_step_bytes: int = 16 << 20
 
     @classmethod
     def of(cls, extra: Mapping[str, Any]) -> Settings:
@@ -57,7 +70,24 @@ class Settings:
                 raise ValueError(f"kv_connector_extra_config: {key} cannot be {value!r}")
         out = cls(**extra)
         policy_of(out.policy, {})
+        out._check_refinement()
         return out
+
+    def _check_refinement(self) -> None:
+        for key, right in (
+            ("refine", self.refine in _FINAL_TIERS), ("retain_seconds", self.retain_seconds > 0),
+            ("retain_in", self.retain_in in ("blocks", "daemon")), ("retain_share", 0 < self.retain_share <= 1),
+            ("refine_step_bytes", self.refine_step_bytes > 0),
+        ):  # fmt: skip
+            if not right:
+                raise ValueError(f"kv_connector_extra_config: {key} cannot be {getattr(self, key)!r}")
+
+
+def retaining(policy: policy_pb2.Policy | None, settings: Settings, tier: str) -> policy_pb2.Policy:
+    """The policy, with the source kept and refined to this tier in the background."""
+    out = policy_pb2.Policy() if policy is None else policy
+    out.MergeFrom(make_policy(retain_seconds=settings.retain_seconds, refine=tier))
+    return out
 
 
 def policy_of(configured: Mapping[str, Any], asked: Mapping[str, Any]) -> policy_pb2.Policy | None:
@@ -87,6 +117,7 @@ class Handover:
     pushed: both requests were sent at once, and the sender goes to decode_peer; otherwise the KV is held until the other
         fetches it from prefill_peer.
     arrived_s: when the client's request came (seconds since 1970), for the time to first token; 0: when ours did.
+    refine: over the configured tier, given as the policy's; None: that one.
     """
 
     sends: bool
@@ -97,6 +128,7 @@ class Handover:
     prefill_peer: str
     policy: Mapping[str, Any]
     arrived_s: float
+    refine: str | None
 
     @classmethod
     def of(cls, params: Mapping[str, Any] | None) -> Handover | None:
@@ -118,10 +150,14 @@ class Handover:
         asked = params.get("policy") or {}
         if not isinstance(asked, Mapping):
             raise ValueError(f"policy must be a mapping, not {asked!r}")
+        policy = dict(asked)
+        refine = policy.pop("refine", None)
+        if refine not in (None, *_FINAL_TIERS):
+            raise ValueError(f"policy: refine cannot be {refine!r}")
         return cls(
             sends=sends, pushed=bool(decode_peer), transfer_id=transfer_id, token=_token(params, sends and not decode_peer),
-            decode_peer=decode_peer, prefill_peer=prefill_peer, policy=asked,
-            arrived_s=float(params.get("arrived_s") or 0.0),
+            decode_peer=decode_peer, prefill_peer=prefill_peer, policy=policy,
+            arrived_s=float(params.get("arrived_s") or 0.0), refine=refine,
         )  # fmt: skip
 
     def answer(self, peer_address: str) -> dict[str, Any]:

@@ -33,7 +33,10 @@ def make_worker(vllm_config: Any, settings: Settings, kv_caches: Mapping[str, An
     pool = CachePool(courier.client.sync, schema, groups)
     order = sorted(index for group in groups for index in group.layers)
     places = {name: order.index(layer_index(name)) for name in kv_caches if layer_index(name) in order}
-    worker = WorkerSide(pool, courier, places, rank=rank, size=size, idle_wait_s=settings.idle_wait_ms / 1000)
+    worker = WorkerSide(
+        pool, courier, places, rank=rank, size=size, idle_wait_s=settings.idle_wait_ms / 1000,
+        refine_step_bytes=settings.refine_step_bytes,
+    )  # fmt: skip
     if settings.recent_queries:
         worker.captures_queries = bool(QueryCapture(layers, places, lambda: worker.sends_now).captured)
     return worker

@@ -46,8 +46,9 @@ class LoadStart:
 @dataclass
 class Step:
     """cancels: requests whose transfer is not wanted any more. preempted: senders whose blocks are taken away in this step,
-    before anything is computed. released: finished requests whose blocks vLLM keeps until we say that they were sent.
-    idle: nothing is computed in this step.
+    before anything is computed. released: finished requests whose blocks vLLM keeps until we say that they were sent, or are
+    refined no more. ended: requests that may be refined and lose their blocks: those that are released, and those that were
+    preempted, whose blocks may be others' in this very step. idle: nothing is computed in this step.
     """
 
     sends: list[SendStart] = field(default_factory=list)
@@ -55,6 +56,7 @@ class Step:
     cancels: list[str] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
     idle: bool = False
 
 

@@ -6,9 +6,12 @@ the computation never waits for it.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import functools
+import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -18,20 +21,24 @@ from spectrumkv.pools import Pool
 from spectrumkv.vllm.courier import Courier, Outgoing
 from spectrumkv.vllm.steps import Step
 
-# How long a preempted sender's cancel may hold up the step that takes its blocks away.
+_log = logging.getLogger("spectrumkv.vllm")
+# How long the end of what a preempted request has under way may hold up the step that takes its blocks away.
 _CANCEL_S = 30.0
+# How long a step waits for the daemon to write refined cells.
+_APPLY_S = 1.0
 _CLOSE_MS = 1000
 
 
 class WorkerSide:
     """pool: the cache at the daemon; its groups' layers in all are what advance counts.
 
-    layer_places: for each of vLLM's layer names, its place among the pool's layers, from 0.
+    layer_places: for each of vLLM's layer names, its place among the pool's layers, from 0. refine_step_bytes: where the courier
+    has refinements, how much of them a step may apply.
     """
 
     def __init__(
         self, pool: Pool, courier: Courier, layer_places: Mapping[str, int], *, rank: int = 0, size: int = 1,
-        idle_wait_s: float = 0.002,
+        idle_wait_s: float = 0.002, refine_step_bytes: int = 0,
     ) -> None:  # fmt: skip
         self._courier, self._places, self._idle_wait_s = courier, dict(layer_places), idle_wait_s
         self._layers = len(set(self._places.values()))
@@ -49,9 +56,15 @@ class WorkerSide:
         self._released: set[str] = set()
         self._step = Step()
         self._now: list[Outgoing] = []  # those that are computed in this step
+        self._refine_step_bytes = refine_step_bytes
+        self._applying: Future[None] | None = None
+        courier.counted = self._count
 
     def preempt(self, step: Step) -> None:
-        """Before anything of the step is computed. Returns when no block of those senders is read any more."""
+        """Before anything of the step is applied or computed. Returns when no block of those senders is read any more, and no
+        block that the step may have given to others is refined any more. Raises TimeoutError after a while."""
+        if self._courier.refinements is not None:
+            self._end_refinements(step)
         for request_id in step.preempted:
             outgoing = self._outgoing.pop(request_id, None)
             if outgoing is not None:
@@ -59,10 +72,27 @@ class WorkerSide:
                 with self._ended:
                     self._sent.discard(request_id)
 
+    def _end_refinements(self, step: Step) -> None:
+        taken = [self._courier.end_refinement(request_id) for request_id in step.cancels]
+        for request_id in step.ended:
+            ended = self._courier.end_refinement(request_id)
+            if request_id in step.released:  # vLLM keeps the blocks until we say so
+                ended.add_done_callback(functools.partial(self._given_back, request_id))
+            else:
+                taken.append(ended)
+        for ended in taken:
+            ended.result(_CANCEL_S)
+
+    def _given_back(self, request_id: str, _ended: Future[None]) -> None:
+        with self._ended:
+            self._sent.add(request_id)
+            self._ended.notify_all()
+
     def begin(self, step: Step) -> None:
         """Before the step's computation."""
         self._step = step
         self._now = []
+        self._apply_refinements()
         for send in step.sends:
             outgoing = Outgoing(send, self._layers, functools.partial(self._send_ended, send.request_id), self._count)
             if self.captures_queries:
@@ -79,6 +109,19 @@ class WorkerSide:
                 self._courier.cancel_send(self._outgoing[request_id])
             if request_id in self._incoming:
                 self._courier.cancel_load(request_id)
+
+    def _apply_refinements(self) -> None:
+        """Nobody reads the cache now. Requests that this step has taken blocks from were ended in preempt()."""
+        refinements = self._courier.refinements
+        if refinements is None or not refinements.ready or (self._applying is not None and not self._applying.done()):
+            return
+        self._applying = self._courier.apply_refinements(self._refine_step_bytes, time.monotonic() + _APPLY_S)
+        try:
+            self._applying.result(_APPLY_S)
+        except concurrent.futures.TimeoutError:
+            # The daemon stands still. What it writes later is better than what is there; whoever takes the blocks waits for it.
+            self._count("refinements_late")
+            _log.warning("the daemon takes more than %g s to apply a refinement", _APPLY_S)
 
     @property
     def sends_now(self) -> Sequence[Outgoing]:
@@ -135,9 +178,9 @@ class WorkerSide:
             self.pool.close(_CLOSE_MS)
         self._courier.close()
 
-    def _count(self, what: str) -> None:
+    def _count(self, what: str, number: int = 1) -> None:
         with self._ended:
-            self.counts[what] += 1
+            self.counts[what] += number
 
     def _send_ended(self, request_id: str, failed: str) -> None:
         with self._ended:
