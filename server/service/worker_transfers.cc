@@ -198,6 +198,16 @@ UnaryReactor* CancelTransfer(const ServiceContext* context, CallContext* call, c
   return reactor;
 }
 
+// Refinements first: their end takes as long as a cancel. Once more where the transfer has committed meanwhile.
+void ReleaseWhenOver(const ServiceContext& context, const Caller& caller, const std::string& id, std::optional<Role> role,
+                     UnaryReactor* reactor) {
+  context.transfers->EndRefinements(caller, id, role, [&context, reactor, caller, id, role] {
+    const absl::Status released = context.transfers->Release(caller, id, role);
+    if (ReasonOf(released) == "STILL_RETAINED") return ReleaseWhenOver(context, caller, id, role, reactor);
+    reactor->Finish(EndOf(context, MetricStage::kQueue, released));
+  });
+}
+
 UnaryReactor* ReleaseTransfer(const ServiceContext* context, CallContext* call,
                               const v1::ReleaseTransferRequest* request, v1::ReleaseTransferResponse* response) {
   const auto role = RoleOfKey(request->transfer());
@@ -205,12 +215,7 @@ UnaryReactor* ReleaseTransfer(const ServiceContext* context, CallContext* call,
   UnaryReactor* reactor = call->DefaultReactor();
   const Caller caller = CallerOf(*context, *call);
   const std::string id = request->transfer().transfer_id();
-  // Refinements first: their end takes as long as a cancel.
-  const auto release = [context, reactor, caller, id, role = *role] {
-    context->transfers->EndRefinements(caller, id, role, [context, reactor, caller, id, role] {
-      reactor->Finish(EndOf(*context, MetricStage::kQueue, context->transfers->Release(caller, id, role)));
-    });
-  };
+  const auto release = [context, reactor, caller, id, role = *role] { ReleaseWhenOver(*context, caller, id, role, reactor); };
   if (!request->keep_in_cache()) {
     release();
     return reactor;
@@ -252,7 +257,8 @@ UnaryReactor* ApplyRefinement(const ServiceContext* context, CallContext* call,
   }
   UnaryReactor* reactor = call->DefaultReactor();
   context->transfers->ApplyRefinement(
-      {request->refine_id(), CallerOf(*context, *call), request->max_bytes(), request->read_event()},
+      {request->refine_id(), CallerOf(*context, *call), request->max_bytes(), request->read_event(),
+       [call] { return call->IsCancelled(); }},
       [context, reactor, response](const absl::StatusOr<RefinementApplied>& applied) {
         if (applied.ok()) {
           response->set_applied_bytes(applied->applied_bytes);

@@ -113,6 +113,7 @@ absl::Status TransferManagerImpl::Insert(const std::shared_ptr<Transfer>& transf
     if (!half.refines.empty()) {
       const auto kept = kept_.find({key.first, half.refines});
       if (kept == kept_.end() || kept->second.ended) return NotRetained(half.refines);
+      if (kept->second.moving) return SourceMoves();
       kept->second.children.insert(key.second);
     }
     Entry& entry = entries_[key];
@@ -245,12 +246,8 @@ absl::Status TransferManagerImpl::Release(const Caller& caller, const std::strin
     absl::StatusOr<Key> key = KeyOf(caller, transfer_id, role);
     if (!key.ok()) return key.status();
     const auto it = entries_.find(*key);
-    // EndRefinements came before its commit: then it is as if this did, too.
-    if (!it->second.live() && kept_.count(*key) != 0) {
-      return MakeError(absl::StatusCode::kFailedPrecondition, "TRANSFER_ACTIVE",
-                       absl::StrCat("transfer ", transfer_id, " has committed just now and is kept for refinements"));
-    }
     if (!it->second.live()) {
+      if (kept_.count(*key) != 0) return StillRetained(transfer_id);
       ended_.erase(std::remove(ended_.begin(), ended_.end(), *key), ended_.end());
       entries_.erase(it);
       return absl::OkStatus();
@@ -439,7 +436,7 @@ void TransferManagerImpl::OnSettled(const std::shared_ptr<Transfer>& transfer) {
     std::lock_guard<std::mutex> lock(mutex_);
     const Entry& entry = entries_.at(key);
     last = entry.transfer;
-    refinement = entry.refinement;  // as soon as it is remembered, its worker may release it
+    refinement = entry.refinement;
     --active_;
     if (--active_of_owner_[entry.owner] == 0) active_of_owner_.erase(entry.owner);
     if (--active_of_pool_[report.pool_id] == 0) active_of_pool_.erase(report.pool_id);

@@ -128,13 +128,14 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
     uint64_t kv_bytes = 0, wire_bytes = 0, refined_wire_bytes = 0;
     std::set<std::string> children;  // refinements that run
     bool ended = false;
-    uint32_t rounds = 0;  // of refinement in the background
+    std::shared_ptr<std::atomic<bool>> over = std::make_shared<std::atomic<bool>>(false);  // ended, without the lock
+    uint32_t rounds = 0, failures = 0;  // of refinement in the background; the latter one after another
     std::vector<std::function<void()>> waiters;  // for its end
     std::map<uint64_t, std::function<void(const TransferReport&)>> exact_waiters;  // for that, or the end; by watch
     int64_t used_ns = 0;  // when a refinement last began to read it
     bool cached = false;  // its words are in cache_
-    // It is on its way there: the copy, once it is made; and who waits.
-    bool moving = false;
+    // It is on its way there: waits for its turn, then is read, then the copy is there; and who waits for that.
+    bool moving = false, copying = false;
     std::shared_ptr<BlockHold> copy;
     std::vector<std::function<void(bool cached)>> movers;
   };
@@ -165,21 +166,25 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   void Told();
   // manager_refine.cc.
   bool AddKept(const Key& key, Kept kept, uint64_t retain_ms);
-  void EndKept(const Key& key, const absl::Status& why, std::function<void()> done = nullptr);
+  // of_pool: only where it still is in that pool.
+  void EndKept(const Key& key, const absl::Status& why, std::function<void()> done = nullptr,
+               const std::string* of_pool = nullptr);
   void FinishKept(const Key& key);
   void EndAllKept(const std::string& pool_id, const absl::Status& why);  // of any pool where that is empty
   // Refinements of it that run. REQUIRES mutex_
   std::vector<std::shared_ptr<Transfer>> ChildrenOf(const Key& key, const Kept& kept) const;
   void CallEnded();
   static void CloseAll(const std::vector<std::shared_ptr<Refinement>>& refinements, std::function<void()> done);
-  void EndLostSource(const Key& key, const absl::Status& why);
   void OnRefined(const Key& child, const TransferReport& report, const std::shared_ptr<Refinement>& refinement);
+  // What the daemon has begun itself has ended so.
+  void TryAgain(const Key& base, const TransferReport& report);
   void ApplyWhenReached(std::shared_ptr<Applying> applying);
   absl::StatusOr<RefinementApplied> ApplyNow(const std::string& refine_id, uint64_t max_bytes, Refinement* refinement);
   absl::StatusOr<std::shared_ptr<Refinement>> RefinementOf(const ApplySpec& spec) const;
   // manager_cache.cc.
   bool MakeRoomInCache(uint64_t bytes);
-  void CopyToCache(const Key& key, const RetainedSource& source);
+  void RunMoves();
+  void CopyToCache(const Key& key, std::shared_ptr<const RetainedSource> source, const std::atomic<bool>& over);
   void FinishMove(const Key& key);
   // The next round of a refinement in the background, where there is one to do.
   void RefineInBackground(const std::string& transfer_id);
@@ -188,7 +193,8 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   void FillRefinement(const Key& key, const Entry& entry, TransferReport* report) const;  // REQUIRES mutex_
   absl::StatusOr<std::shared_ptr<RefineBase>> BaseOf(const RefineSpec& spec) const;
   absl::StatusOr<RefineChoice> ChooseFor(const RefineSpec& spec, RefineBase* base);
-  absl::StatusOr<std::shared_ptr<RetainedSource>> RetainedFor(const HelloFrame& hello) const;  // REQUIRES mutex_
+  absl::StatusOr<std::shared_ptr<RetainedSource>> RetainedFor(const HelloFrame& hello);  // REQUIRES mutex_
+  void ForgetChild(const Key& base, const std::string& child);
   void OnRefineHello(std::shared_ptr<ControlSession> session, HelloFrame hello);
   absl::Status CheckRefineHello(const HelloFrame& hello) const;
   absl::Status StartRefining(const RetainedSource& source, const HelloFrame& hello);
@@ -220,6 +226,8 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   std::map<Key, Entry> entries_;
   std::deque<Key> ended_;  // oldest first
   std::map<Key, Kept> kept_;
+  std::deque<Key> moves_;  // to the cache, one at a time
+  bool moves_run_ = false;
   std::unordered_map<uint64_t, Session> sessions_;
   std::map<std::string, PeerStatus> peers_;
   uint32_t active_ = 0;

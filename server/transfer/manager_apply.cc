@@ -1,4 +1,5 @@
 // ApplyRefinement: at once, or when the worker's event on its GPU has been reached.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,8 +12,8 @@
 namespace spectrumkv {
 namespace {
 
-// How often an event is asked for: a fraction of a step of a model.
-constexpr int64_t kEventPollNs = 100'000;
+// How often an event is asked for: at first a fraction of a step of a model.
+constexpr int64_t kFirstPollNs = 100'000, kLastPollNs = 2'000'000;
 
 }  // namespace
 
@@ -20,7 +21,7 @@ struct TransferManagerImpl::Applying {
   ApplySpec spec;
   std::shared_ptr<Refinement> refinement;
   std::unique_ptr<DeviceEvents> event;
-  int64_t give_up_ns = 0;
+  int64_t give_up_ns = 0, poll_ns = kFirstPollNs;
   std::function<void(absl::StatusOr<RefinementApplied>)> done;
 };
 
@@ -54,6 +55,10 @@ void TransferManagerImpl::ApplyRefinement(ApplySpec spec, std::function<void(abs
   auto applying = std::make_shared<Applying>();
   applying->event = std::make_unique<DeviceEvents>(device);
   if (absl::Status added = applying->event->Add(spec.read_event); !added.ok()) return done(added);
+  if (!(*refinement)->BeginWaiting()) {
+    return done(MakeError(absl::StatusCode::kResourceExhausted, "APPLY_PENDING",
+                          absl::StrCat("another ApplyRefinement of ", spec.refine_id, " waits for its event"), {}, kTransferRetryMs));
+  }
   applying->spec = std::move(spec);
   applying->refinement = *std::move(refinement);
   applying->give_up_ns = parts_.clock->NowNs() + options_.progress_timeout_ms * kMsToNs;
@@ -74,6 +79,11 @@ void TransferManagerImpl::ApplyWhenReached(std::shared_ptr<Applying> applying) {
                                   " ms (transfer.progress_timeout_ms)"));
   }
   if (over.ok() && stopping_.load()) over = MakeError(absl::StatusCode::kUnavailable, "SHUTTING_DOWN", "the daemon is shutting down");
+  if (over.ok() && applying->refinement->closed()) over = NotRetained(applying->refinement->base().transfer_id);
+  if (over.ok() && applying->spec.given_up && applying->spec.given_up()) {
+    over = MakeError(absl::StatusCode::kCancelled, "CANCELLED", "whoever called has gone");
+  }
+  if (!over.ok() || *reached) applying->refinement->EndWaiting();
   if (!over.ok()) {
     applying->done(over);
     return CallEnded();
@@ -85,7 +95,9 @@ void TransferManagerImpl::ApplyWhenReached(std::shared_ptr<Applying> applying) {
     });
     return;
   }
-  parts_.clock->CallAt(parts_.clock->NowNs() + kEventPollNs, [this, applying] {
+  const int64_t again_ns = parts_.clock->NowNs() + applying->poll_ns;
+  applying->poll_ns = std::min(2 * applying->poll_ns, kLastPollNs);
+  parts_.clock->CallAt(again_ns, [this, applying] {
     parts_.control->Post([this, applying] { ApplyWhenReached(applying); });
   });
 }
@@ -99,7 +111,7 @@ absl::StatusOr<RefinementApplied> TransferManagerImpl::ApplyNow(const std::strin
   refinement->AddTo(&now);
   const bool complete = refinement->complete();
   NoteExact({Role::kReceiver, refinement->base().transfer_id}, *refinement);
-  if (complete && applied->bytes > 0 && now.cells_left > 0 && refinement->base().IsOwn(refine_id)) {
+  if (now.cells_left > 0 && refinement->base().IsOwn(refine_id) && refinement->TakeCompletion()) {
     RefineInBackground(refinement->base().transfer_id);
   }
   return RefinementApplied{applied->bytes, now.staged_bytes, applied->stale_cells, complete, now.exact};

@@ -5,15 +5,23 @@
 #include "server/base/status.h"
 #include "server/transfer/host_cache.h"
 #include "server/transfer/manager.h"
+#include "server/transfer/manager_errors.h"
 
 namespace spectrumkv {
+namespace {
 
-// Refinements under way read the blocks: they end, and may be asked for again.
+absl::Status NoRoom() {
+  return MakeError(absl::StatusCode::kCancelled, "RELEASED", "the worker has released the transfer, and the cache has no room for it");
+}
+
+}  // namespace
+
 void TransferManagerImpl::MoveToCache(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
                                       std::function<void(absl::StatusOr<bool>)> done) {
-  std::shared_ptr<const RetainedSource> source;
   std::vector<std::shared_ptr<Transfer>> children;
   absl::StatusOr<bool> answer = false;
+  bool waits = false, starts = false;
+  std::optional<Key> too_large;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const absl::StatusOr<Key> key = KeyOf(caller, transfer_id, role);
@@ -26,62 +34,93 @@ void TransferManagerImpl::MoveToCache(const Caller& caller, const std::string& t
                          {{"field", "keep_in_cache"}});
     } else if (it != kept_.end() && !it->second.ended) {
       Kept& kept = it->second;
+      const bool fits = CachedBytes(*kept.source->hold, kept.source->layers) <= cache_->limit();
       answer = kept.cached;
-      if (!kept.cached) kept.movers.push_back([done](bool cached) { done(cached); });
-      if (!kept.cached && kept.moving) return;
-      if (!kept.cached) {
+      waits = !kept.cached && fits;
+      if (waits) kept.movers.push_back([done](bool cached) { done(cached); });
+      if (waits && !kept.moving) {
         kept.moving = true;
-        source = kept.source;
         children = ChildrenOf(*key, kept);
-        ++calls_;
+        moves_.push_back(*key);
+        starts = !std::exchange(moves_run_, true);
+        if (starts) ++calls_;
       }
+      if (!kept.cached && !fits) too_large = *key;
     }
   }
-  if (source == nullptr) return done(answer);
-  for (auto& child : children) {
-    child->Post([t = child.get()] {
-      t->Fail(MakeError(absl::StatusCode::kUnavailable, "SOURCE_MOVED", "the source moves into the daemon's cache: ask again"));
-    });
+  if (too_large.has_value()) {
+    parts_.metrics->CountRetention(MetricRole::kSender, MetricRetention::kUncached);
+    return EndKept(*too_large, NoRoom(), [done = std::move(done)] { done(false); });
   }
-  parts_.compute->Post([this, source] {
-    CopyToCache({Role::kSender, source->transfer_id}, *source);
-    CallEnded();
-  });
+  if (!waits) return done(answer);
+  // Refinements under way read the blocks: they end, and may be asked for again.
+  for (auto& child : children) child->Post([t = child.get()] { t->Fail(SourceMoves()); });
+  if (starts) parts_.compute->Post([this] { RunMoves(); });
 }
 
-void TransferManagerImpl::CopyToCache(const Key& key, const RetainedSource& source) {
-  const bool room = MakeRoomInCache(CachedBytes(*source.hold, source.layers));
-  absl::StatusOr<std::shared_ptr<BlockHold>> copy =
-      MakeError(absl::StatusCode::kCancelled, "RELEASED", "the worker has released the transfer, and the cache has no room for it");
-  if (room) {
-    copy = CopySource(*source.hold, source.layers, source.places, cache_, [this] { return stopping_.load(); });
-    if (!copy.ok()) parts_.metrics->CountError(MetricStage::kQueue, copy.status().code());
-  }
-  parts_.metrics->CountRetention(MetricRole::kSender, copy.ok() ? MetricRetention::kCached : MetricRetention::kUncached);
-  if (!copy.ok()) return EndKept(key, copy.status());
+// One after another, so that the others who compute have threads left.
+void TransferManagerImpl::RunMoves() {
+  std::shared_ptr<const RetainedSource> source;
+  std::shared_ptr<std::atomic<bool>> over;
+  Key key;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto it = kept_.find(key);
-    if (it != kept_.end() && it->second.moving) it->second.copy = *std::move(copy);
+    while (source == nullptr && !moves_.empty()) {
+      key = std::move(moves_.front());
+      moves_.pop_front();
+      const auto it = kept_.find(key);
+      if (it == kept_.end() || it->second.ended || !it->second.moving || it->second.copy != nullptr) continue;
+      it->second.copying = true;
+      source = it->second.source;
+      over = it->second.over;
+    }
+    if (source == nullptr) moves_run_ = false;
   }
+  if (source == nullptr) return CallEnded();
+  CopyToCache(key, std::move(source), *over);
+  parts_.compute->Post([this] { RunMoves(); });
+}
+
+void TransferManagerImpl::CopyToCache(const Key& key, std::shared_ptr<const RetainedSource> source,
+                                      const std::atomic<bool>& over) {
+  absl::StatusOr<std::shared_ptr<BlockHold>> copy = NoRoom();
+  if (MakeRoomInCache(CachedBytes(*source->hold, source->layers))) {
+    copy = CopySource(*source->hold, source->layers, source->places, cache_, [&] { return over.load() || stopping_.load(); });
+    if (!copy.ok()) parts_.metrics->CountError(MetricStage::kQueue, copy.status().code());
+  }
+  source.reset();  // before anybody is told
+  const absl::Status made = copy.status();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = kept_.find(key);  // there, for it is being copied
+    it->second.copying = false;
+    if (copy.ok() && !it->second.ended) it->second.copy = *std::move(copy);
+  }
+  if (!made.ok()) {
+    parts_.metrics->CountRetention(MetricRole::kSender, MetricRetention::kUncached);
+    return EndKept(key, made);
+  }
+  FinishKept(key);
   FinishMove(key);
 }
 
-// Takes bytes of the cache, for which those may go that were longest not read.
+// Takes bytes of the cache, for which those may go that were longest not read; none where that would not be enough.
 bool TransferManagerImpl::MakeRoomInCache(uint64_t bytes) {
   while (!cache_->Take(bytes)) {
     std::optional<Key> oldest;
+    uint64_t evictable = cache_->left();
     {
       std::lock_guard<std::mutex> lock(mutex_);
       int64_t used_ns = 0;
       for (const auto& [key, kept] : kept_) {
         if (!kept.cached || kept.ended || !kept.children.empty()) continue;
+        evictable += CachedBytes(*kept.source->hold, kept.source->layers);
         if (oldest.has_value() && kept.used_ns >= used_ns) continue;
         oldest = key;
         used_ns = kept.used_ns;
       }
     }
-    if (bytes > cache_->limit() || !oldest.has_value()) return false;
+    if (evictable < bytes || !oldest.has_value()) return false;
     parts_.metrics->CountRetention(MetricRole::kSender, MetricRetention::kEvicted);
     EndKept(*oldest, MakeError(absl::StatusCode::kResourceExhausted, "RETENTION_EVICTED",
                                absl::StrCat("the cache's room was needed for others (refine.cache_bytes is ", cache_->limit(), ")")));
@@ -109,6 +148,7 @@ void TransferManagerImpl::FinishMove(const Key& key) {
     movers.swap(kept.movers);
   }
   blocks.reset();
+  parts_.metrics->CountRetention(MetricRole::kSender, MetricRetention::kCached);
   for (auto& told : movers) told(true);
 }
 

@@ -50,6 +50,15 @@ inline absl::Status TokenOfAnother() {
   return MakeError(absl::StatusCode::kPermissionDenied, "TOKEN_MISMATCH", "transfer_token is not that of the other half");
 }
 
+inline absl::Status SourceMoves() {
+  return MakeError(absl::StatusCode::kUnavailable, "SOURCE_MOVED", "the source moves into the daemon's cache: ask again");
+}
+
+inline absl::Status StillRetained(const std::string& transfer_id) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "STILL_RETAINED",
+                   absl::StrCat("transfer ", transfer_id, " is retained for refinements, which must end first"));
+}
+
 inline absl::Status NotRetained(const std::string& transfer_id) {
   return MakeError(absl::StatusCode::kFailedPrecondition, "NOT_RETAINED",
                    absl::StrCat("nothing is kept to refine transfer ", transfer_id,

@@ -33,6 +33,7 @@ bool TransferManagerImpl::Retain(RetainedSource source) {
   const Key key{Role::kSender, source.transfer_id};
   const std::shared_ptr<BlockHold> hold = source.hold;
   const uint64_t retain_ms = source.retain_ms;
+  const std::string kept_in = source.pool_id;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     source.owner = entries_.at(key).owner;
@@ -44,23 +45,17 @@ bool TransferManagerImpl::Retain(RetainedSource source) {
   kept.source = std::make_shared<RetainedSource>(std::move(source));
   if (!AddKept(key, std::move(kept), retain_ms)) return false;
   // Outside the lock: where the pool is lost already, it is told at once.
-  hold->OnLost([door = door_, key](absl::Status why) {
+  hold->OnLost([door = door_, key, pool_id = kept_in](absl::Status why) {
     std::lock_guard<std::mutex> lock(door->mutex);
     TransferManagerImpl* const manager = door->manager;
     if (manager == nullptr) return;
-    manager->parts_.control->Post([manager, key, why] { manager->EndLostSource(key, why); });
+    manager->parts_.control->Post([manager, key, why, pool_id] {
+      manager->EndKept(key, MakeError(absl::StatusCode::kFailedPrecondition, "SOURCE_GONE",
+                                      absl::StrCat("the source pool was lost: ", std::string(why.message()))),
+                       nullptr, &pool_id);
+    });
   });
   return true;
-}
-
-void TransferManagerImpl::EndLostSource(const Key& key, const absl::Status& why) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto it = kept_.find(key);
-    if (it == kept_.end() || it->second.cached) return;  // its words are the daemon's by now
-  }
-  EndKept(key, MakeError(absl::StatusCode::kFailedPrecondition, "SOURCE_GONE",
-                         absl::StrCat("the source pool was lost: ", std::string(why.message()))));
 }
 
 bool TransferManagerImpl::KeepBase(std::shared_ptr<RefineBase> base) {
@@ -88,14 +83,15 @@ std::vector<std::shared_ptr<Transfer>> TransferManagerImpl::ChildrenOf(const Key
 }
 
 // Nothing new begins; what runs is ended with `why`, unless that is OK: then it may finish.
-void TransferManagerImpl::EndKept(const Key& key, const absl::Status& why, std::function<void()> done) {
+void TransferManagerImpl::EndKept(const Key& key, const absl::Status& why, std::function<void()> done, const std::string* of_pool) {
   std::vector<std::shared_ptr<Transfer>> children;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto it = kept_.find(key);
-    if (it != kept_.end()) {
+    if (it != kept_.end() && (of_pool == nullptr || it->second.pool_id == *of_pool)) {
       Kept& kept = it->second;
       kept.ended = true;
+      *kept.over = true;
       parts_.clock->Cancel(kept.timer);
       if (done) kept.waiters.push_back(std::exchange(done, nullptr));
       children = ChildrenOf(key, kept);
@@ -108,14 +104,14 @@ void TransferManagerImpl::EndKept(const Key& key, const absl::Status& why, std::
   FinishKept(key);
 }
 
-// Lets go of what has ended, once none of its refinements runs.
+// Lets go of what has ended, once nothing reads or writes it any more.
 void TransferManagerImpl::FinishKept(const Key& key) {
   Kept kept;  // let go outside the lock
   TransferReport report;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto it = kept_.find(key);
-    if (it == kept_.end() || !it->second.ended || !it->second.children.empty()) return;
+    if (it == kept_.end() || !it->second.ended || !it->second.children.empty() || it->second.copying) return;
     kept = std::move(it->second);
     kept_.erase(it);
     const auto entry = entries_.find(key);
@@ -138,7 +134,7 @@ void TransferManagerImpl::EndAllKept(const std::string& pool_id, const absl::Sta
       if (pool_id.empty() || kept.pool_id == pool_id) keys.push_back(key);
     }
   }
-  for (const Key& key : keys) EndKept(key, why);
+  for (const Key& key : keys) EndKept(key, why, nullptr, pool_id.empty() ? nullptr : &pool_id);
 }
 
 void TransferManagerImpl::CloseAll(const std::vector<std::shared_ptr<Refinement>>& refinements, std::function<void()> done) {
@@ -159,6 +155,7 @@ void TransferManagerImpl::EndRefinements(const Caller& caller, const std::string
     const absl::StatusOr<Key> found = KeyOf(caller, transfer_id, role);
     if (found.ok()) {
       key = *found;
+      if (entries_.at(*found).refinement != nullptr) refinements.push_back(entries_.at(*found).refinement);
       for (const auto& weak : entries_.at(*found).refinements) {
         if (auto refinement = weak.lock(); refinement != nullptr) refinements.push_back(std::move(refinement));
       }

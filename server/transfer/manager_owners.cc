@@ -18,8 +18,8 @@ absl::Status TransferManagerImpl::CheckQuotas(const NewHalf& half) const {
   if (owner != active_of_owner_.end() && owner->second >= options_.max_active_per_user) {
     return refuse(MetricQuota::kTransfers, "TRANSFERS_QUOTA", "quota.transfers_per_user", options_.max_active_per_user);
   }
-  const auto pool = active_of_pool_.find(half.pool_id);
-  if (pool != active_of_pool_.end() && pool->second >= options_.max_active_per_pool) {
+  const auto pool = active_of_pool_.find(half.pool_id);  // none: what the cache has is of no pool
+  if (!half.pool_id.empty() && pool != active_of_pool_.end() && pool->second >= options_.max_active_per_pool) {
     return refuse(MetricQuota::kPoolTransfers, "POOL_TRANSFERS_QUOTA", "quota.transfers_per_pool",
                   options_.max_active_per_pool);
   }

@@ -23,6 +23,24 @@ constexpr int64_t kBusyPauseNs = 5 * kMsToNs;
 // What a refinement may send ahead of its rate.
 constexpr int64_t kBurstNs = 20 * kMsToNs;
 
+// What the daemon has begun itself and failed is tried again: at most so often one after another.
+constexpr uint32_t kMaxFailures = 3;
+constexpr int64_t kFirstPauseNs = 100 * kMsToNs;
+
+bool MayBeOverSoon(const absl::Status& error) {
+  const std::string reason = ReasonOf(error);
+  if (reason == "DRAINING" || reason == "SHUTTING_DOWN") return false;
+  return error.code() == absl::StatusCode::kUnavailable || reason == "TRANSFER_EXISTS" || reason == "PEER_GAVE_UP" ||
+         reason == "OUTCOME_UNKNOWN";
+}
+
+// The source's daemon has nothing any more to refine from.
+bool IsOfNothingRetained(const absl::Status& error) {
+  const std::string reason = ReasonOf(error);
+  return reason == "NOT_RETAINED" || reason == "RELEASED" || reason == "SOURCE_GONE" || reason == "PEER_RESTARTED" ||
+         reason.rfind("RETENTION_E", 0) == 0;  // expired, evicted
+}
+
 // By how much cells grow, at most, where the destination's data type is wider.
 uint64_t Growth(const RefineBase& base) {
   uint64_t growth = 1;
@@ -70,8 +88,9 @@ void TransferManagerImpl::RefineInBackground(const std::string& transfer_id) {
     std::lock_guard<std::mutex> lock(mutex_);
     const Key key{Role::kReceiver, transfer_id};
     const auto kept = kept_.find(key);
-    if (kept == kept_.end() || kept->second.ended || draining_) return;
-    if (entries_.at(key).live()) {  // about to be remembered
+    const auto entry = entries_.find(key);
+    if (kept == kept_.end() || kept->second.ended || entry == entries_.end() || draining_) return;
+    if (entry->second.live()) {  // about to be remembered
       parts_.clock->CallAt(parts_.clock->NowNs() + kMsToNs, [this, transfer_id] {
         parts_.control->Post([this, transfer_id] { RefineInBackground(transfer_id); });
       });
@@ -80,13 +99,15 @@ void TransferManagerImpl::RefineInBackground(const std::string& transfer_id) {
     const RefineBase& base = *kept->second.base;
     spec.transfer_id = transfer_id;
     spec.refine_id = absl::StrCat(transfer_id, ".refine-", ++kept->second.rounds);
-    spec.owner = entries_.at(key).owner;
+    spec.owner = entry->second.owner;
     spec.tier = *base.background_tier;
     spec.direct = base.background_direct;
     spec.deadline_ms = std::max<int64_t>(1, (kept->second.until_ns - parts_.clock->NowNs()) / kMsToNs);
     spec.fingerprint = "B";
   }
   const auto started = Refine(spec);
+  // All is there, and the round that brought the last of it did not live to compare checksums: nothing more will come.
+  if (started.ok() && started->cells == 0) return EndKept({Role::kReceiver, transfer_id}, absl::OkStatus());
   if (started.ok()) return;
   parts_.metrics->CountError(MetricStage::kQueue, started.status().code());
   SPECTRUMKV_LOG(kWarning, "transfer", "no refinement in the background", {"transfer", transfer_id},
@@ -127,9 +148,8 @@ absl::Status TransferManagerImpl::AwaitExact(const Caller& caller, const std::st
   return absl::OkStatus();
 }
 
-// A refinement has settled; `refinement`: a receiver's.
-void TransferManagerImpl::OnRefined(const Key& child, const TransferReport& report,
-                                    const std::shared_ptr<Refinement>& refinement) {
+// A refinement has settled.
+void TransferManagerImpl::OnRefined(const Key& child, const TransferReport& report, const std::shared_ptr<Refinement>& refinement) {
   const Key key{child.first, report.refines};
   const bool committed = report.state == TransferState::kCommitted;
   {
@@ -142,18 +162,34 @@ void TransferManagerImpl::OnRefined(const Key& child, const TransferReport& repo
     if (base != entries_.end() && !base->second.live()) base->second.report.refined_wire_bytes += report.wire_bytes;
   }
   bool next = false;
-  if (refinement != nullptr) {
+  if (refinement != nullptr) {  // a receiver's
     NoteExact(key, *refinement);
-    const bool moved = ReasonOf(report.error) == "SOURCE_MOVED";
-    const bool left = committed && refinement->complete() && report.cells_left > 0;
-    next = refinement->base().IsOwn(child.second) && (left || moved);
+    const bool own = refinement->base().IsOwn(child.second);
+    next = own && committed && report.cells_left > 0 && refinement->TakeCompletion();
+    if (own) TryAgain(key, report);
     if (!committed) refinement->Close([] {});
+    if (IsOfNothingRetained(report.error)) EndKept(key, absl::OkStatus());
   }
   // The destination's daemon has all that was left.
   if (committed && report.completes) EndKept(key, absl::OkStatus());
   FinishKept(key);
   FinishMove(key);
   if (next) RefineInBackground(report.refines);
+}
+
+// What may be over soon: the source moves, or the peer could not be reached. Not for ever, and after a pause that grows.
+void TransferManagerImpl::TryAgain(const Key& base, const TransferReport& report) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = kept_.find(base);
+  if (it == kept_.end() || it->second.ended) return;
+  if (report.state == TransferState::kCommitted) it->second.failures = 0;
+  if (!MayBeOverSoon(report.error) || it->second.failures >= kMaxFailures) return;
+  const int64_t pause_ns = kFirstPauseNs << it->second.failures++;
+  parts_.clock->CallAt(parts_.clock->NowNs() + pause_ns, [door = door_, transfer_id = base.second] {
+    std::lock_guard<std::mutex> open(door->mutex);
+    TransferManagerImpl* const manager = door->manager;
+    if (manager != nullptr) manager->parts_.control->Post([manager, transfer_id] { manager->RefineInBackground(transfer_id); });
+  });
 }
 
 absl::StatusOr<std::shared_ptr<RefineBase>> TransferManagerImpl::BaseOf(const RefineSpec& spec) const {
@@ -218,32 +254,42 @@ absl::StatusOr<RefineStarted> TransferManagerImpl::Refine(RefineSpec spec) {
                      absl::StrCat("peer ", spec.peer, " is not one of peer.allowed_hosts of this daemon"),
                      {{"peer", spec.peer}});
   }
-  absl::StatusOr<RefineChoice> choice = ChooseFor(spec, base->get());
-  if (!choice.ok()) return choice.status();
-  const RefineStarted started{choice->cells, choice->cells_left, choice->kv_bytes};
-  if (choice->cells == 0) return started;
-  const bool verify = MakesExact(spec, *choice, base->get());
-  auto refinement = Refinement::Create(*base, *std::move(choice), spec.tier, spec.direct ? nullptr : staging_, verify);
-  if (!refinement.ok()) return refinement.status();
-  auto target = (*refinement)->NewTarget();
-  if (!target.ok()) return target.status();
+  RefineStarted started;
+  std::shared_ptr<Refinement> refinement;
+  std::unique_ptr<BlockHold> target;
+  for (bool gains = false; !gains;) {
+    target.reset();
+    absl::StatusOr<RefineChoice> choice = ChooseFor(spec, base->get());
+    if (!choice.ok()) return choice.status();
+    started = {choice->cells, choice->cells_left, choice->kv_bytes};
+    if (choice->cells == 0) return started;
+    const bool verify = MakesExact(spec, *choice, base->get());
+    auto created = Refinement::Create(*base, *std::move(choice), spec.tier, spec.direct ? nullptr : staging_, verify);
+    if (!created.ok()) return created.status();
+    refinement = *std::move(created);
+    auto reserved = refinement->NewTarget();
+    if (!reserved.ok()) return reserved.status();
+    target = *std::move(reserved);
+    // What another has made finer before these blocks were reserved must not become coarser again.
+    gains = !spec.direct || refinement->StillGains();
+  }
   ReceiverSpec receiver;
   receiver.transfer_id = spec.refine_id;
   receiver.transfer_token = (*base)->token;
   receiver.peer = spec.peer;
   receiver.owner = spec.owner;
   receiver.pool_id = (*base)->pool_id;
-  receiver.target = *std::move(target);
+  receiver.target = std::move(target);
   receiver.deadline_ms = spec.deadline_ms;
   receiver.fingerprint = spec.fingerprint;
-  receiver.refinement = *refinement;
+  receiver.refinement = std::move(refinement);
   if (absl::Status begun = StartReceiver(std::move(receiver)); !begun.ok()) return begun;
   return started;
 }
 
 // --- The sender answers.
 
-absl::StatusOr<std::shared_ptr<RetainedSource>> TransferManagerImpl::RetainedFor(const HelloFrame& hello) const {
+absl::StatusOr<std::shared_ptr<RetainedSource>> TransferManagerImpl::RetainedFor(const HelloFrame& hello) {
   const Key key{Role::kSender, hello.refine->transfer_id};
   const auto kept = kept_.find(key);
   const auto entry = entries_.find(key);
@@ -254,7 +300,9 @@ absl::StatusOr<std::shared_ptr<RetainedSource>> TransferManagerImpl::RetainedFor
     }
     return NotRetained(hello.refine->transfer_id);
   }
-  if (kept->second.moving) return MakeError(absl::StatusCode::kUnavailable, "RETENTION_PENDING", "the source moves into the daemon's cache");
+  if (kept->second.moving) {
+    return MakeError(absl::StatusCode::kUnavailable, "RETENTION_PENDING", "the source moves into the daemon's cache");
+  }
   if (!ConstantTimeEqual(kept->second.source->token, hello.transfer_token)) {
     return MakeError(absl::StatusCode::kPermissionDenied, "TOKEN_MISMATCH",
                      "transfer_token is not that of the transfer to be refined");
@@ -264,7 +312,19 @@ absl::StatusOr<std::shared_ptr<RetainedSource>> TransferManagerImpl::RetainedFor
     return MakeError(absl::StatusCode::kFailedPrecondition, "PEER_RESTARTED",
                      "this daemon is not the one that has received the transfer, or it has restarted since");
   }
+  kept->second.children.insert(hello.transfer_id);  // from now on it is read
   return kept->second.source;
+}
+
+// Of a refinement that has not begun after all.
+void TransferManagerImpl::ForgetChild(const Key& base, const std::string& child) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto kept = kept_.find(base);
+    if (kept != kept_.end() && entries_.count({base.first, child}) == 0) kept->second.children.erase(child);
+  }
+  FinishKept(base);
+  FinishMove(base);
 }
 
 void TransferManagerImpl::OnRefineHello(std::shared_ptr<ControlSession> session, HelloFrame hello) {
@@ -288,7 +348,13 @@ void TransferManagerImpl::OnRefineHello(std::shared_ptr<ControlSession> session,
       }
     }
     if (running == nullptr) {
-      if (absl::Status begun = StartRefining(*source, hello); !begun.ok()) return begun;
+      const Key base{Role::kSender, source->transfer_id};
+      const absl::Status begun = StartRefining(*source, hello);
+      source.reset();
+      if (!begun.ok()) {
+        ForgetChild(base, hello.transfer_id);
+        return begun;
+      }
       std::lock_guard<std::mutex> lock(mutex_);
       const auto it = entries_.find({Role::kSender, hello.transfer_id});
       if (it == entries_.end() || it->second.transfer == nullptr) return TransferExists(hello.transfer_id);

@@ -444,7 +444,7 @@ void ReceiverTransfer::Conclude() {
 }
 
 void ReceiverTransfer::ReleaseAll() {
-  if (state() == TransferState::kCommitted && tiers_ != nullptr) KeepBase();
+  if (state() == TransferState::kCommitted && tiers_ != nullptr && tiers_->CoarseCells(shape_) > 0) KeepBase();
   {
     std::lock_guard<std::mutex> lock(slots_mutex_);
     free_slots_.clear();

@@ -200,17 +200,22 @@ absl::Status Refinement::CopyChunk(const ChunkCut& cut, const BlockHold& to, App
   const uint8_t* const staged = memory_.get() + strip_offset_[cut.layer_index] + cut.token_first * row_bytes;
   std::lock_guard<std::mutex> lock(base_->mutex);
   TierMap& map = *base_->tiers;
-  const auto gains = [&](uint32_t row, uint32_t at) {
-    return to.Fresh(place.group, row) && IsFiner(TierOfK(tiers[at]), map.At(strip.layer_index, strip.values, row));
-  };
+  std::vector<bool> gains(cut.token_count);
+  uint64_t stale_cells = 0;
+  ForEachRun(choice_.rows[cut.layer_index], cut.token_first, cut.token_count, [&](uint32_t row, uint32_t count, uint32_t offset) {
+    for (uint32_t i = 0; i < count; ++i) {
+      const bool fresh = to.Fresh(place.group, row + i);
+      stale_cells += fresh ? 0 : 1;
+      gains[offset + i] = fresh && IsFiner(TierOfK(tiers[offset + i]), map.At(strip.layer_index, strip.values, row + i));
+    }
+  });
   absl::Status copied;
   ForEachRun(choice_.rows[cut.layer_index], cut.token_first, cut.token_count,
              [&](uint32_t row, uint32_t count, uint32_t offset) {
                for (uint32_t i = 0, end; i < count && copied.ok(); i = end) {
                  end = i + 1;
-                 applied->stale_cells += to.Fresh(place.group, row + i) ? 0 : 1;
-                 if (!gains(row + i, offset + i)) continue;
-                 while (end < count && gains(row + end, offset + end)) ++end;
+                 if (!gains[offset + i]) continue;
+                 while (end < count && gains[offset + end]) ++end;
                  copied = WriteRows(to, tensor, row + i, end - i, staged + (offset + i) * row_bytes);
                  if (!copied.ok()) return;
                  for (uint32_t t = i; t < end; ++t) {
@@ -219,6 +224,7 @@ absl::Status Refinement::CopyChunk(const ChunkCut& cut, const BlockHold& to, App
                  applied->bytes += (end - i) * row_bytes;
                }
              });
+  if (copied.ok()) applied->stale_cells += stale_cells;  // else they are met again
   return copied;
 }
 
@@ -349,6 +355,29 @@ void Refinement::AddTo(TransferReport* report) const {
   report->applied_bytes = applied_bytes_;
   report->stale_cells = stale_cells_;
   report->exact = exact_;
+}
+
+bool Refinement::closed() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return closed_;
+}
+
+bool Refinement::StillGains() const {
+  std::lock_guard<std::mutex> lock(base_->mutex);
+  for (size_t s = 0; s < choice_.strips.size(); ++s) {
+    const RefineChoice::Strip& strip = choice_.strips[s];
+    for (const TokenRange& run : choice_.rows[s]) {
+      for (uint32_t t = run.first; t < run.first + run.count; ++t) {
+        if (!IsFiner(tier_, base_->tiers->At(strip.layer_index, strip.values, t))) return false;
+      }
+    }
+  }
+  return true;
+}
+
+bool Refinement::TakeCompletion() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return applied_chunks_ == chunks_.size() && !std::exchange(completion_taken_, true);
 }
 
 bool Refinement::complete() const {

@@ -142,6 +142,14 @@ class Refinement : public std::enable_shared_from_this<Refinement> {
   absl::StatusOr<Applied> Apply(uint64_t max_bytes);
   // Nothing is applied any more, and what is staged is lost; `done` once no Apply writes any more, at once where none does.
   void Close(std::function<void()> done);
+  bool closed() const;
+  // Are all of its cells still coarser than what it brings? For direct mode, once its blocks are reserved.
+  bool StillGains() const;
+  // True once, when all is in place.
+  bool TakeCompletion();
+  // One call at a time may wait for a worker's event: false where one does.
+  bool BeginWaiting() { return !waiting_.exchange(true); }
+  void EndWaiting() { waiting_ = false; }
 
   // What has become of the cells so far.
   void AddTo(TransferReport* report) const;
@@ -167,6 +175,7 @@ class Refinement : public std::enable_shared_from_this<Refinement> {
   const Tier tier_;
   const std::shared_ptr<StagingRoom> room_;
   const bool verify_;
+  std::atomic<bool> waiting_{false};
   std::vector<ChunkCut> cuts_;
   std::vector<DecodeTarget::Place> places_;
   std::vector<uint32_t> strip_first_;  // tokens of the strips before
@@ -183,6 +192,7 @@ class Refinement : public std::enable_shared_from_this<Refinement> {
   uint64_t staged_bytes_ = 0, applied_bytes_ = 0, stale_cells_ = 0;
   size_t applied_chunks_ = 0;
   bool dropped_ = false, closed_ = false, exact_ = false;
+  bool completion_taken_ = false;
   uint32_t applying_ = 0;  // calls of Apply
   std::vector<std::function<void()>> closers_;
   std::vector<uint32_t> checksums_;

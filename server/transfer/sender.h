@@ -134,6 +134,7 @@ class SenderTransfer final : public Transfer {
   // True: the manifest waits for the checksums of the source, which are on their way.
   bool AwaitChecksums();
   void OrderByImportance();
+  static bool CameCoarse(const TransferReport& report);
   void KeepSource();
   RetentionFrame Offer() const;
 

@@ -83,7 +83,7 @@ void SenderTransfer::SayGoodbye() {
 }
 
 void SenderTransfer::ReleaseAll() {
-  if (state() == TransferState::kCommitted && retain_ms_ > 0 && peer_refines_) KeepSource();
+  if (state() == TransferState::kCommitted && retain_ms_ > 0 && peer_refines_ && CameCoarse(Snapshot())) KeepSource();
   source_.reset();
   planned_.clear();
   planned_.shrink_to_fit();

@@ -52,14 +52,16 @@ bool SenderTransfer::AwaitChecksums() {
 void SenderTransfer::OrderByImportance() {
   if (refine_ == nullptr || refine_->importance == nullptr) return;
   const std::vector<float>& importance = *refine_->importance;
-  std::vector<double> mean(planner_->cuts().size(), 0);
+  std::vector<double> mean(planner_->cuts().size(), 0), before;  // of a strip's tokens: the sum up to each
+  uint32_t strip = UINT32_MAX;
   for (const ChunkCut& cut : planner_->cuts()) {
-    double sum = 0;
-    ForEachRun(planner_->shape().strips[cut.layer_index], cut.token_first, cut.token_count,
-               [&](uint32_t position, uint32_t count, uint32_t) {
-                 for (uint32_t t = 0; t < count; ++t) sum += importance[position + t];
-               });
-    mean[cut.chunk_index] = sum / cut.token_count;
+    if (cut.layer_index != std::exchange(strip, cut.layer_index)) {
+      before.assign(1, 0);
+      for (const TokenRange& run : planner_->shape().strips[strip]) {
+        for (uint32_t t = 0; t < run.count; ++t) before.push_back(before.back() + importance[run.first + t]);
+      }
+    }
+    mean[cut.chunk_index] = (before[cut.token_first + cut.token_count] - before[cut.token_first]) / cut.token_count;
   }
   std::stable_sort(ready_.begin(), ready_.end(), [&](uint32_t a, uint32_t b) { return mean[a] > mean[b]; });
 }
@@ -67,6 +69,14 @@ void SenderTransfer::OrderByImportance() {
 RetentionFrame SenderTransfer::Offer() const {
   const int32_t background = background_tier_.has_value() ? static_cast<int32_t>(*background_tier_) + 1 : 0;
   return {static_cast<uint64_t>(retain_ms_), host().peer_port(), background};
+}
+
+// Where all travelled RAW there is nothing to be made better; the receiver sees it from its tier maps.
+bool SenderTransfer::CameCoarse(const TransferReport& report) {
+  const auto coarse = [](const auto& tokens) {
+    return std::any_of(tokens.begin() + 1, tokens.end(), [](uint64_t n) { return n > 0; });  // RAW is the first
+  };
+  return coarse(report.tiers.k) || coarse(report.tiers.v);
 }
 
 void SenderTransfer::KeepSource() {

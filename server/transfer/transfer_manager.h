@@ -87,6 +87,7 @@ struct ApplySpec {
   // As cudaIpcGetEventHandle gave it: behind the worker's last reads of the blocks, which are not written before it has
   // been reached. Empty: nobody reads them.
   std::string read_event;
+  std::function<bool()> given_up;  // the caller waits no more: then nothing is copied; empty: it does
 };
 struct RefineMemory {
   uint64_t staging_bytes = 0, cache_bytes = 0;  // in use
@@ -205,7 +206,8 @@ class TransferManager : public PeerAcceptor {
   // `done` exactly once, when no byte can land or be read any more.
   virtual void Cancel(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
                       std::function<void(absl::StatusOr<TransferReport>)> done) = 0;
-  // Cancels a Publish nobody fetched; forgets a terminal transfer. FAILED_PRECONDITION TRANSFER_ACTIVE otherwise.
+  // Cancels a Publish nobody fetched; forgets a terminal transfer. FAILED_PRECONDITION TRANSFER_ACTIVE otherwise;
+  // STILL_RETAINED: EndRefinements first.
   virtual absl::Status Release(const Caller& caller, const std::string& transfer_id, std::optional<Role> role) = 0;
   // docs/refinement.md. A refinement is a transfer `refine_id` of this daemon, a receiver. OK without cells: there is none to
   // gain, nothing was started. Errors: NOT_FOUND UNKNOWN_TRANSFER; PERMISSION_DENIED NOT_OWNER, PEER_NOT_ALLOWED;
@@ -214,7 +216,7 @@ class TransferManager : public PeerAcceptor {
   virtual absl::StatusOr<RefineStarted> Refine(RefineSpec spec) = 0;
   // `done` exactly once. Without read_event it copies on the calling thread. NOT_FOUND UNKNOWN_TRANSFER; FAILED_PRECONDITION
   // NOT_A_REFINEMENT, NOT_RETAINED; INVALID_ARGUMENT NOT_ON_DEVICE; DEADLINE_EXCEEDED EVENT_NOT_REACHED (after the progress
-  // timeout); those of DeviceEvents and of Refinement::Apply.
+  // timeout); RESOURCE_EXHAUSTED APPLY_PENDING (another call waits for its event); those of DeviceEvents and of Refinement::Apply.
   virtual void ApplyRefinement(ApplySpec spec, std::function<void(absl::StatusOr<RefinementApplied>)> done) = 0;
   // After OnTerminal of a watch: `done` at most once, with the report when the destination has become exact, or when nothing
   // is retained any more, at once where that is so; not after Unwatch. NOT_FOUND UNKNOWN_TRANSFER.

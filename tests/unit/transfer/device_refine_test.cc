@@ -55,7 +55,7 @@ class DeviceRefineTest : public DeviceEngineTest {
   };
   std::shared_ptr<Call> Apply(const std::string& id, uint64_t max_bytes = 0, const std::string& read_event = "") {
     auto call = std::make_shared<Call>();
-    b_->manager().ApplyRefinement({id, kMe, max_bytes, read_event}, [call](auto applied) {
+    b_->manager().ApplyRefinement({id, kMe, max_bytes, read_event, {}}, [call](auto applied) {
       std::lock_guard<std::mutex> lock(call->mutex);
       EXPECT_FALSE(call->answer.has_value()) << "answered twice";
       call->answer = std::move(applied);
@@ -152,6 +152,51 @@ TEST_F(DeviceRefineTest, ADaemonThatStopsAnswersWhoWaitsForAnEvent) {
   b_->manager().Shutdown();
   ASSERT_TRUE(call->over());
   EXPECT_EQ(ReasonOf(call->answer->status()), "SHUTTING_DOWN");
+}
+
+TEST_F(DeviceRefineTest, NothingIsWrittenAfterAReleaseThatCameBeforeTheEvent) {
+  for (const std::string released_id : {"t", "r"}) {
+    Build();
+    Prepare(Where::kHost, Where::kDevice);
+    Commit();
+    ASSERT_EQ(Refine("r").state, TransferState::kCommitted);
+    FakeExport event = FakeExport::Event(0);
+    const auto call = Apply("r", 0, event.handle());
+    std::atomic<bool> released{false};
+    b_->manager().EndRefinements(kMe, released_id, Role::kReceiver, [&] { released = true; });
+    ASSERT_TRUE(Eventually([&] { return released.load(); }));
+    event.Reach();
+    ASSERT_TRUE(Eventually([&] { return call->over(); }));
+    EXPECT_EQ(call->answer->status().code(), absl::StatusCode::kFailedPrecondition) << call->answer->status();
+    EXPECT_TRUE(Landed() == base_);
+    if (released_id == "r") break;
+    TearDown();
+    network_ = std::make_unique<MemoryNetwork>();
+  }
+}
+
+TEST_F(DeviceRefineTest, OneCallWaitsAtATimeAndNoneForWhoHasGone) {
+  Build();
+  Prepare(Where::kHost, Where::kDevice);
+  Commit();
+  ASSERT_EQ(Refine("r").state, TransferState::kCommitted);
+  FakeExport event = FakeExport::Event(0);
+  std::optional<absl::StatusOr<RefinementApplied>> answer;
+  std::atomic<bool> gone{false}, told{false};
+  b_->manager().ApplyRefinement({"r", kMe, 0, event.handle(), [&] { return gone.load(); }}, [&](auto applied) {
+    answer = std::move(applied);
+    told = true;
+  });
+  EXPECT_EQ(ReasonOf(Apply("r", 0, event.handle())->answer->status()), "APPLY_PENDING");
+  gone = true;
+  ASSERT_TRUE(Eventually([&] { return told.load(); }));
+  EXPECT_EQ(answer->status().code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(Landed() == base_);
+  event.Reach();
+  const auto call = Apply("r", 0, event.handle());
+  ASSERT_TRUE(Eventually([&] { return call->over(); }));
+  ASSERT_TRUE(call->answer->ok()) << call->answer->status();
+  EXPECT_TRUE(Landed() == sent_);
 }
 
 TEST_F(DeviceRefineTest, HostMemoryHasNoEvents) {

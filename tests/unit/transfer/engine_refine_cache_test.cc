@@ -1,67 +1,10 @@
 // Retained sources in the daemon's cache, the order in which tokens are made better, and who is told that all is exact.
 #include <numeric>
 
-#include "tests/unit/transfer/refine_fixture.h"
+#include "tests/unit/transfer/refine_cache_fixture.h"
 
 namespace spectrumkv {
 namespace {
-
-// Of the source of "t": three layers, K and V.
-constexpr uint64_t kSourceBytes = 80 * 6 * kRow;
-
-class RefineCacheTest : public RefineEngineTest {
- protected:
-  void BuildWithCache(uint64_t cache_bytes) {
-    EngineSettings settings;
-    settings.options.cache_bytes = cache_bytes;
-    Build(settings);
-  }
-  // What MoveToCache answers.
-  absl::StatusOr<bool> Move(const std::string& id = "t", std::optional<Role> role = Role::kSender) {
-    std::optional<absl::StatusOr<bool>> answer;
-    std::mutex mutex;
-    a_->manager().MoveToCache(kMe, id, role, [&](absl::StatusOr<bool> cached) {
-      std::lock_guard<std::mutex> lock(mutex);
-      answer = std::move(cached);
-    });
-    const auto answered = [&] {
-      std::lock_guard<std::mutex> lock(mutex);
-      return answer.has_value();
-    };
-    return Eventually(answered) ? *std::move(answer) : absl::InternalError("no answer");
-  }
-  bool SourceIsFree() {
-    return a_->pools().ReserveTarget(kMe, source_pool_, a_->epoch(), {{0, {{7, 1}, {3, 2}, {20, 1}, {1, 1}}}}, 80).ok();
-  }
-  void RefineToTheSource(const std::string& id = "r") {
-    const auto started = b_->manager().Refine(Ask(id));
-    ASSERT_TRUE(started.ok()) << started.status();
-    ASSERT_EQ(Await(id).state, TransferState::kCommitted);
-    const auto applied = Apply(id);
-    ASSERT_TRUE(applied.ok()) << applied.status();
-    EXPECT_TRUE(applied->exact);
-    EXPECT_TRUE(Landed() == sent_);
-  }
-  // What told the one who waits for exactness; nothing yet where it has not been told.
-  struct Ear {
-    std::mutex mutex;
-    std::optional<TransferReport> told;
-    bool heard() {
-      std::lock_guard<std::mutex> lock(mutex);
-      return told.has_value();
-    }
-  };
-  static std::shared_ptr<Ear> ListenFor(Engine& engine, Role role, uint64_t watch_id = 900) {
-    auto ear = std::make_shared<Ear>();
-    const absl::Status awaited = engine.manager().AwaitExact(kMe, "t", role, watch_id, [ear](const TransferReport& report) {
-      std::lock_guard<std::mutex> lock(ear->mutex);
-      EXPECT_FALSE(ear->told.has_value()) << "told twice";
-      ear->told = report;
-    });
-    EXPECT_TRUE(awaited.ok()) << awaited;
-    return ear;
-  }
-};
 
 TEST_F(RefineCacheTest, TheBlocksAreTheWorkersAndTheWordsStay) {
   for (const bool generations : {false, true}) {

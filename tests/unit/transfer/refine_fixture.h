@@ -56,7 +56,7 @@ class RefineEngineTest : public EngineTest {
   std::string ReasonOfRefine(RefineSpec spec) { return ReasonOf(b_->manager().Refine(std::move(spec)).status()); }
   absl::StatusOr<RefinementApplied> Apply(const std::string& id = "r", uint64_t max_bytes = 0, const Caller& caller = kMe) {
     std::optional<absl::StatusOr<RefinementApplied>> answer;  // at once, without an event to wait for
-    b_->manager().ApplyRefinement({id, caller, max_bytes, ""}, [&](auto applied) { answer = std::move(applied); });
+    b_->manager().ApplyRefinement({id, caller, max_bytes, "", {}}, [&](auto applied) { answer = std::move(applied); });
     return answer.has_value() ? *std::move(answer) : absl::InternalError("no answer");
   }
   TransferReport Get(Engine& engine, const std::string& id, Role role) {

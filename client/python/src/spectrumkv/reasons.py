@@ -157,6 +157,10 @@ class REFINEMENT_DROPPED(SpectrumKVError):
     """What the refinement had staged is gone: it failed, was cancelled or released."""
 class RELEASED(SpectrumKVError):
     """A worker has released the transfer that was being refined."""
+class STILL_RETAINED(SpectrumKVError):
+    """Inside the daemon alone: what is retained must end before the transfer is forgotten."""
+class APPLY_PENDING(SpectrumKVError):
+    """Another ApplyRefinement of the refinement waits for its event."""
 class RETENTION_EVICTED(SpectrumKVError):
     """The daemon's cache needed the room of the retained source for others."""
 class RETENTION_EXPIRED(SpectrumKVError):
