@@ -77,6 +77,12 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   int64_t RefinePauseNs() override;
   void CountRefined(uint64_t bytes) override;
 
+  // For tests: transfers that are kept, in either role.
+  size_t kept() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return kept_.size();
+  }
+
  private:
   using Key = std::pair<Role, std::string>;
   // A transfer of this daemon: running (one of the first two set), or remembered for late callers.

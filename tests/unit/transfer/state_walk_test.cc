@@ -1,5 +1,6 @@
 // Both halves of transfers as the state table lets them live, in random walks: every event in every state, in any
-// order, lost and late words included. After each event the promises of docs/architecture.md hold.
+// order, lost and late words included. After each event the promises of docs/architecture.md hold. A transfer that has
+// committed may be refined: once more two halves, which must never touch what their base has come to.
 //
 // SPECTRUMKV_WALK_SEED and SPECTRUMKV_WALK_EVENTS choose another walk; a failure prints the seed.
 #include <array>
@@ -8,6 +9,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "server/transfer/state_table.h"
@@ -40,18 +42,41 @@ class Walk {
  public:
   explicit Walk(uint64_t seed) : random_(seed) {}
 
-  // One transfer from its first event to the end of both halves. Answers how many events it took.
+  // One transfer from its first event to the end of both halves, and its refinements. Answers how many events it took.
   uint64_t LiveOnce(uint64_t most) {
+    base_.clear();
+    uint64_t events = LiveHalves(most);
+    if (receiver_.state != TransferState::kCommitted) return events;
+    base_ = {sender_, receiver_};
+    for (uint64_t i = random_() % 3; i > 0 && events < most && !testing::Test::HasFailure(); --i) {
+      ++refinements;
+      source_gone_ = sender_.state != TransferState::kCommitted || Chance(10);
+      events += LiveHalves(most);
+      source_gone_ = false;
+    }
+    return events;
+  }
+
+  std::set<std::array<int, 3>> seen;  // role, state, event
+  uint64_t refinements = 0, refined = 0;
+
+ private:
+  bool Chance(uint32_t one_in) { return random_() % one_in == 0; }
+
+  uint64_t LiveHalves(uint64_t most) {
     sender_ = Half{Role::kSender};
     receiver_ = Half{Role::kReceiver};
+    if (source_gone_) sender_ = GoneHalf();
     uint64_t events = 0;
     while ((!IsTerminal(sender_.state) || !IsTerminal(receiver_.state)) && events < most) {
       Half& half = Chance(2) ? sender_ : receiver_;
       Half& other = &half == &sender_ ? receiver_ : sender_;
+      if (&half == &sender_ && source_gone_) continue;
       Apply(&half, &other, Next(&half));
       ++events;
       Check(half);
       Check(other);
+      if (!base_.empty()) DisturbBase();
       if (testing::Test::HasFailure()) return events;
     }
     // Whatever comes after the end changes nothing.
@@ -64,16 +89,37 @@ class Walk {
       EXPECT_EQ(half->state, before) << EventName(late);
       Check(*half);
     }
+    if (!base_.empty() && receiver_.state == TransferState::kCommitted) ++refined;
+    if (source_gone_) {
+      EXPECT_NE(receiver_.state, TransferState::kCommitted) << "refined by nobody";
+    }
     return events;
   }
 
-  std::set<std::array<int, 3>> seen;  // role, state, event
+  // The prefill daemon is gone, or keeps nothing: no word of it comes.
+  static Half GoneHalf() {
+    Half half{Role::kSender, TransferState::kFailed, /*terminals=*/1};
+    half.holds = half.working = false;
+    half.told = true;
+    return half;
+  }
 
- private:
-  bool Chance(uint32_t one_in) { return random_() % one_in == 0; }
+  // Late words, late timers: whatever still comes for a base that is being refined changes nothing of it.
+  void DisturbBase() {
+    if (!Chance(4)) return;
+    Half& half = base_[random_() % base_.size()];
+    const Half before = half;
+    Half nobody;
+    const Event late = EventOf(random_() % kEventCount);
+    Apply(&half, &nobody, late);
+    EXPECT_EQ(half.state, before.state) << "a base, by " << EventName(late);
+    EXPECT_EQ(half.terminals, before.terminals);
+    EXPECT_TRUE(nobody.inbox.empty()) << "a base that has ended says something";
+  }
 
   // An event that can come to this half now: words of the peer in their order, its own progress, or a mishap.
   Event Next(Half* half) {
+    if (source_gone_) return Chance(3) ? Event::kCancel : Chance(2) ? Event::kExpire : Event::kFail;
     if (!half->inbox.empty() && !Chance(8)) {
       const Event event = half->inbox.front();
       half->inbox.pop_front();
@@ -136,6 +182,8 @@ class Walk {
 
   std::mt19937_64 random_;
   Half sender_, receiver_;
+  std::vector<Half> base_;    // of the refinement that lives now: both halves, as they ended
+  bool source_gone_ = false;  // its sender never comes
 };
 
 // Which pairs can come to pass is a matter of chance; that the table has an answer to each is not.
@@ -173,23 +221,28 @@ TEST(StateWalk, RandomWalksKeepThePromises) {
   const uint64_t events_wanted = NumberFrom("SPECTRUMKV_WALK_EVENTS", kEvents);
   uint64_t seed = NumberFrom("SPECTRUMKV_WALK_SEED", std::random_device()());
   std::set<std::array<int, 3>> seen;
-  uint64_t events = 0, transfers = 0;
+  uint64_t events = 0, transfers = 0, refinements = 0, refined = 0;
   for (; events < events_wanted; ++seed, ++transfers) {
     SCOPED_TRACE("SPECTRUMKV_WALK_SEED=" + std::to_string(seed));
     Walk walk(seed);
     events += walk.LiveOnce(10'000);
     seen.insert(walk.seen.begin(), walk.seen.end());
+    refinements += walk.refinements;
+    refined += walk.refined;
     if (HasFailure()) {
       ADD_FAILURE() << "failed with SPECTRUMKV_WALK_SEED=" << seed << " after " << transfers << " transfers";
       return;
     }
   }
-  std::printf("%llu events of %llu transfers, %zu of %zu (role, state, event)\n",
-              static_cast<unsigned long long>(events), static_cast<unsigned long long>(transfers), seen.size(),
+  std::printf("%llu events of %llu transfers and %llu refinements (%llu committed), %zu of %zu (role, state, event)\n",
+              static_cast<unsigned long long>(events), static_cast<unsigned long long>(transfers),
+              static_cast<unsigned long long>(refinements), static_cast<unsigned long long>(refined), seen.size(),
               2 * 8 * kEventCount);
   // Those that cannot come: progress before joining, and receipts or data in states that have neither.
   if (events_wanted >= kEvents) {
     EXPECT_GE(seen.size(), 120u) << "the walk has become too tame to prove anything";
+    EXPECT_GT(refined, refinements / 10) << "the walk has become too tame to prove anything";
+    EXPECT_LT(refined, refinements * 9 / 10);
   }
 }
 

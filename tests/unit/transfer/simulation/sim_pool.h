@@ -1,6 +1,7 @@
 // A pool of the simulation and what its blocks must hold: whatever changes them without leave is seen.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,12 +26,19 @@ class SimPool {
   bool closing() const;
   // New values where nobody uses the block; false where the daemon refuses the write.
   bool Overwrite(uint64_t block, SimRandom* random);
+  // The same as a worker does it, in shared memory: the daemon hears nothing of it. From this token of the block on. False
+  // where it is a destination now.
+  bool Scribble(uint64_t block, uint32_t first_token, SimRandom* random);
   // What the blocks hold now, [layer][plane][token] densely, token_count of them; empty if the daemon refuses.
   std::vector<std::string> Read(const std::vector<BlockRange>& runs, uint32_t tokens) const;
   // The same as they should be.
   std::vector<std::string> Expected(const std::vector<BlockRange>& runs, uint32_t tokens) const;
   // From now on the block should hold what it holds now.
   void Accept(uint64_t block);
+  // The same, token by token: `changed` hears of each that is not as it should be. Answers how many, by layer and plane;
+  // nothing where the block cannot be read.
+  using Changed = std::function<void(size_t plane, uint32_t token, const std::string& before, const std::string& now)>;
+  uint64_t AcceptChanges(uint64_t block, const Changed& changed);
   // The same, for when it can next be read: a closing pool tells nothing, and may stay after all.
   void AcceptLater(const std::vector<BlockRange>& runs);
   // Now, where it can be read: before blocks are reserved again.

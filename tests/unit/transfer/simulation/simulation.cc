@@ -38,12 +38,16 @@ Simulation::Simulation(uint64_t seed, SimCounts* counts)
   options_.max_waiting_peers = static_cast<uint32_t>(random_.Between(2, 12));
   options_.terminal_memory_ms = static_cast<int64_t>(random_.Between(100, 5000));
   options_.terminal_memory_count = static_cast<uint32_t>(random_.Between(1, 20));
+  options_.max_retained = static_cast<uint32_t>(random_.Between(1, 12));
+  if (random_.OneIn(3)) options_.staging_bytes = random_.Between(1, 128) << 8;
+  if (random_.OneIn(4)) options_.refine_bytes_per_second = random_.Between(20'000, 2'000'000);
   constexpr uint64_t kOneIn[] = {0, 150, 40, 12};
   rates_.message = kOneIn[random_.Below(4)];
   rates_.frames = random_.OneIn(3);
   rates_.memory = random_.OneIn(2);
   rates_.codec = random_.OneIn(4);
   rates_.stalls = random_.OneIn(2);
+  rates_.refine = !random_.OneIn(3);
   const bool large = random_.OneIn(6);  // blocks that are lent to the network, not copied
   source_layout_.layers = target_layout_.layers = static_cast<uint32_t>(random_.Between(1, 5));
   source_layout_.heads = target_layout_.heads = large ? 4 : 2;
@@ -87,9 +91,10 @@ void Simulation::Build(SimEngine* engine) {
   parts.receive_slots = engine->receive_slots;
   parts.backend = engine->backend.get();
   parts.metrics = engine->metrics.get();
-  engine->manager = TransferManager::Create(options, parts);
+  engine->manager = std::make_unique<TransferManagerImpl>(options, parts);
   network_->AddEnd(engine->name, engine->manager.get());
   engine->cut_off = false;
+  engine->drains_until = engine->refined_ends = engine->applied_bytes = 0;
   if (rates_.codec) {
     engine->backend->SpoilEncoded([this](uint8_t* bytes, uint64_t size) {
       if (quiet_ || !random_.OneIn(20)) return;
@@ -110,12 +115,25 @@ void Simulation::TearDown(SimEngine* engine) {
   }
   engine->manager->Shutdown();
   RunAll();
+  EXPECT_EQ(engine->manager->kept(), 0u) << engine->name << ": a transfer is kept that nobody can refine any more";
+  CheckMetrics(*engine);
+  ForgetLife(static_cast<size_t>(engine - engines_.data()));
   engine->manager.reset();
   engine->source.reset();
   engine->target.reset();
   engine->pools.reset();
   EXPECT_EQ(engine->send_slots->used(), 0u) << engine->name << ": a send slot leaked";
   EXPECT_EQ(engine->receive_slots->used(), 0u) << engine->name << ": a receive slot leaked";
+}
+
+void Simulation::CancelAll(SimEngine* engine) {
+  const auto index = static_cast<size_t>(engine - engines_.data());
+  for (size_t i = 0; i < transfers_.size(); ++i) {
+    for (const Role role : {Role::kSender, Role::kReceiver}) {
+      const SimHalf& half = transfers_[i]->half(role);
+      if (half.engine == index && half.started && half.terminals == 0) CancelHalf(transfers_[i], role);
+    }
+  }
 }
 
 // As if the process was killed: its peers hear nothing of the end of its transfers.
@@ -125,14 +143,10 @@ void Simulation::Restart(SimEngine* engine) {
   engine->cut_off = true;
   engine->hogged.clear();
   scheduler_.EndStalls();
-  const auto index = static_cast<size_t>(engine - engines_.data());
-  for (const auto& transfer : transfers_) {
-    for (const Role role : {Role::kSender, Role::kReceiver}) {
-      const SimHalf& half = transfer->half(role);
-      if (half.engine == index && half.started && half.terminals == 0) CancelHalf(transfer, role);
-    }
+  for (int64_t ms = 0; ms < kEndMs && engine->active > 0; ms += 50) {
+    if (ms % 1000 == 0) CancelAll(engine);  // refinements may begin meanwhile
+    Settle(50);
   }
-  for (int64_t ms = 0; ms < kEndMs && engine->active > 0; ms += 50) Settle(50);
   Settle(3500);  // messages that are delayed
   network_->RemoveEnd(engine->name);
   TearDown(engine);
@@ -140,7 +154,7 @@ void Simulation::Restart(SimEngine* engine) {
 }
 
 void Simulation::Run(uint64_t events) {
-  for (uint64_t i = 0; i < events && !testing::Test::HasFailure(); ++i) {
+  for (uint64_t i = 0; i < events && !Broken(); ++i) {
     Event();
     CheckNow();
     if (i % 64 == 63) {
@@ -149,10 +163,18 @@ void Simulation::Run(uint64_t events) {
   }
 }
 
+void Simulation::Hurt(SimBug bug, std::function<bool()> caught) {
+  bug_ = bug;
+  rates_ = Rates{};
+  rates_.refine = true;
+  caught_ = std::move(caught);
+}
+
 void Simulation::RunAll() {
   for (int i = 0; i < 1'000'000; ++i) {
     if (!scheduler_.Step(&random_, clock_.NowNs())) return;
     ++counts_->steps;
+    for (SimEngine& engine : engines_) Discover(&engine);
   }
   ADD_FAILURE() << "work without end";
 }
@@ -168,6 +190,7 @@ void Simulation::Settle(int64_t ms) {
 void Simulation::OnEnd(const std::shared_ptr<SimTransfer>& transfer, Role role, const TransferReport& report) {
   SimHalf& half = transfer->half(role);
   SimEngine& engine = engines_[half.engine];
+  if (bug_ == SimBug::kEndUntold && transfer->refines) return;
   if (++half.terminals > 1) {
     ADD_FAILURE() << transfer->id << ": the end was told twice";
     return;
@@ -181,44 +204,55 @@ void Simulation::OnEnd(const std::shared_ptr<SimTransfer>& transfer, Role role, 
     EXPECT_NE(ReasonOf(report.error), "") << report.error;
     ++counts_->reasons[ReasonOf(report.error)];
   }
+  if (transfer->refines) return OnRefinementEnd(transfer.get(), role, report);
+  const bool committed = report.state == TransferState::kCommitted;
+  if (role == Role::kSender) half.kept = committed && transfer->retain_ms > 0;
+  if (role == Role::kReceiver && committed && transfer->refinable) {
+    transfer->in_use = true;
+    bases_.push_back(transfer.get());
+    fresh_bases_.push_back(transfer.get());
+  }
   if (!half.pool->alive()) return;
   if (half.pool->closing()) {
     if (role == Role::kReceiver) half.pool->AcceptLater(half.runs);
     return;
   }
-  if (role == Role::kReceiver) {
-    const uint32_t block_tokens = half.pool->layout().block_tokens;
-    const uint32_t all = static_cast<uint32_t>(half.runs.size()) * block_tokens;
-    const uint32_t written = (transfer->tokens + block_tokens - 1) / block_tokens * block_tokens;
-    const std::vector<std::string> now = half.pool->Read(half.runs, all), before = half.pool->Expected(half.runs, all);
-    EXPECT_FALSE(now.empty()) << transfer->id << ": its blocks are not free, though its end was told";
-    for (size_t i = 0; i < now.size(); ++i) {
-      const size_t token_bytes = now[i].size() / all, kept = transfer->tokens * token_bytes;
-      EXPECT_EQ(now[i].compare(written * token_bytes, std::string::npos, before[i], written * token_bytes), 0)
-          << transfer->id << ": blocks behind its last one were written";
-      if (report.state != TransferState::kCommitted || lied_) continue;
-      EXPECT_EQ(now[i].find_first_not_of('\0', kept), written * token_bytes == now[i].size()
-                                                          ? std::string::npos
-                                                          : now[i].find_first_not_of('\0', kept));
-      EXPECT_EQ(std::count(now[i].begin() + static_cast<std::ptrdiff_t>(kept),
-                           now[i].begin() + static_cast<std::ptrdiff_t>(written * token_bytes), '\0'),
-                static_cast<std::ptrdiff_t>(written * token_bytes - kept))
-          << transfer->id << ": the tail is not zeroed";
-      if (transfer->raw && !transfer->sent.empty()) {
-        EXPECT_TRUE(now[i].substr(0, kept) == transfer->sent[i]) << transfer->id << ": other bytes than the source's";
-      }
+  if (role == Role::kReceiver) CheckLanded(*transfer);
+  for (const BlockRange& run : half.runs) {
+    if (transfer->in_use && role == Role::kReceiver) {
+      half.pool->Accept(run.first);
+    } else if (!half.pool->Overwrite(run.first, &random_)) {
+      // New owners: what is still read or written of the old ones shows. Another source may have the same blocks.
+      EXPECT_EQ(role, Role::kSender) << transfer->id << ": its blocks are not free, though its end was told";
     }
   }
-  // New owners: what is still read or written of the old ones shows. Another source may have the same blocks.
-  for (const BlockRange& run : half.runs) {
-    if (!half.pool->Overwrite(run.first, &random_)) {
-      EXPECT_EQ(role, Role::kSender) << transfer->id << ": its blocks are not free, though its end was told";
+}
+
+void Simulation::CheckLanded(const SimTransfer& transfer) {
+  const SimHalf& half = transfer.receiver;
+  const uint32_t block_tokens = half.pool->layout().block_tokens;
+  const uint32_t all = static_cast<uint32_t>(half.runs.size()) * block_tokens;
+  const uint32_t written = (transfer.tokens + block_tokens - 1) / block_tokens * block_tokens;
+  const std::vector<std::string> now = half.pool->Read(half.runs, all), before = half.pool->Expected(half.runs, all);
+  EXPECT_FALSE(now.empty()) << transfer.id << ": its blocks are not free, though its end was told";
+  for (size_t i = 0; i < now.size(); ++i) {
+    const size_t token_bytes = now[i].size() / all, kept = transfer.tokens * token_bytes;
+    EXPECT_EQ(now[i].compare(written * token_bytes, std::string::npos, before[i], written * token_bytes), 0)
+        << transfer.id << ": blocks behind its last one were written";
+    if (half.report.state != TransferState::kCommitted || lied_) continue;
+    EXPECT_EQ(std::count(now[i].begin() + static_cast<std::ptrdiff_t>(kept),
+                         now[i].begin() + static_cast<std::ptrdiff_t>(written * token_bytes), '\0'),
+              static_cast<std::ptrdiff_t>(written * token_bytes - kept))
+        << transfer.id << ": the tail is not zeroed";
+    if (transfer.raw && !transfer.sent.empty()) {
+      EXPECT_TRUE(now[i].substr(0, kept) == transfer.sent[i]) << transfer.id << ": other bytes than the source's";
     }
   }
 }
 
 void Simulation::CheckNow() {
   for (SimEngine& engine : engines_) {
+    Discover(&engine);
     EXPECT_EQ(engine.manager->active(), engine.active) << "started, and not told of its end";
   }
 }
@@ -229,7 +263,14 @@ void Simulation::CheckBlocks(SimEngine* engine) {
   for (const auto& transfer : transfers_) {
     const SimHalf& half = transfer->receiver;
     if (half.engine != index || !half.started || half.terminals > 0 || half.pool != engine->target) continue;
-    for (const BlockRange& run : half.runs) used[run.first] = true;
+    if (transfer->refines && !transfer->ask.direct) continue;
+    for (const BlockRange& run : half.runs) {
+      if (transfer->refines && transfer->base->lost.count(run.first) != 0) continue;
+      used[run.first] = true;
+    }
+  }
+  for (const SimTransfer* base : bases_) {
+    for (const Role role : {Role::kSender, Role::kReceiver}) CheckBase(*base, role);
   }
   if (engine->target != nullptr) engine->target->ExpectUntouched(used, engine->name + "'s destination");
   const std::vector<bool> none(source_layout_.num_blocks, false);
@@ -248,7 +289,7 @@ void Simulation::CheckPair(const SimTransfer& transfer) {
   if (sent) {
     EXPECT_TRUE(received) << transfer.id << ": the sender says COMMITTED, the receiver " << receiver.report.error;
   }
-  if (received && !sent) {
+  if (received && !sent && sender.lives < 2) {
     EXPECT_EQ(ReasonOf(sender.report.error), "OUTCOME_UNKNOWN")
         << transfer.id << ": the receiver has committed, the sender says " << sender.report.error;
   }
@@ -256,6 +297,8 @@ void Simulation::CheckPair(const SimTransfer& transfer) {
 
 void Simulation::CheckNothingIsLeft(SimEngine* engine) {
   EXPECT_EQ(engine->manager->active(), 0u);
+  EXPECT_EQ(engine->manager->kept(), 0u) << engine->name << ": a transfer is kept, though its time is over";
+  EXPECT_EQ(engine->manager->refine_memory().staging_bytes, 0u) << engine->name << ": staging of refinements is left";
   EXPECT_TRUE(engine->manager->List(100, /*active_only=*/true).empty());
   for (const SlotPool* slots : {engine->send_slots, engine->receive_slots}) {
     EXPECT_EQ(slots->used(), 0u) << engine->name << ": a slot, or the credit it stands for, is left";
@@ -287,6 +330,8 @@ void Simulation::Finish() {
   }
   Settle(kEndMs);
   for (const auto& transfer : transfers_) CheckPair(*transfer);
+  for (SimEngine& engine : engines_) CheckBlocks(&engine);
+  ReleaseAll();
   for (SimEngine& engine : engines_) {
     CheckBlocks(&engine);
     CheckNothingIsLeft(&engine);

@@ -5,35 +5,11 @@
 #include <utility>
 
 #include "tests/unit/memory/failing_memory.h"
+#include "tests/unit/transfer/simulation/lying_hold.h"
+#include "tests/unit/transfer/simulation/sim_watcher.h"
 #include "tests/unit/transfer/simulation/simulation.h"
 
 namespace spectrumkv {
-
-class SimWatcher final : public TransferWatcher {
- public:
-  SimWatcher(Simulation* simulation, std::shared_ptr<SimTransfer> transfer, Role role)
-      : simulation_(simulation), transfer_(std::move(transfer)), role_(role) {}
-  void OnLayersReady(uint32_t layers) override {
-    EXPECT_GT(layers, layers_) << transfer_->id << ": layers become ready in order, each once";
-    EXPECT_FALSE(ended_) << transfer_->id << ": a layer after the end";
-    layers_ = layers;
-  }
-  void OnProgress(const TransferReport& report) override {
-    EXPECT_FALSE(ended_) << transfer_->id << ": progress after the end";
-    EXPECT_FALSE(IsTerminal(report.state)) << transfer_->id;
-  }
-  void OnTerminal(const TransferReport& report) override {
-    ended_ = true;
-    simulation_->OnEnd(transfer_, role_, report);
-  }
-
- private:
-  Simulation* const simulation_;
-  const std::shared_ptr<SimTransfer> transfer_;
-  const Role role_;
-  uint32_t layers_ = 0;
-  bool ended_ = false;
-};
 
 Fault Simulation::OnMessage(const FaultPoint& point) {
   using Kind = Fault::Kind;
@@ -56,6 +32,16 @@ Fault Simulation::OnMessage(const FaultPoint& point) {
 
 void Simulation::Event() {
   ++counts_->events;
+  ++event_;
+  for (SimEngine& engine : engines_) {
+    if (engine.drains_until != 0 && event_ >= engine.drains_until) Restart(&engine);
+  }
+  // Whoever is quick asks before the sender has its receipt.
+  if (!fresh_bases_.empty() && random_.OneIn(4)) {
+    SimTransfer* const base = fresh_bases_.back();
+    fresh_bases_.pop_back();
+    return StartRefinement(base);
+  }
   const uint64_t dice = random_.Below(100);
   if (dice < 74) {
     if (scheduler_.Step(&random_, clock_.NowNs())) {
@@ -67,29 +53,27 @@ void Simulation::Event() {
     ApiEvent();
   } else if (dice < 97) {
     clock_.AdvanceBy(static_cast<int64_t>(random_.Below(20'000'000)));
-  } else {
+  } else if (!rates_.refine || random_.OneIn(2)) {
     MishapEvent();
   }
 }
 
 void Simulation::ApiEvent() {
+  if (rates_.refine && random_.OneIn(2)) return RefineEvent();
   Role role = Role::kSender;
-  SimTransfer* const any = AnyTransfer(&role);
+  const std::shared_ptr<SimTransfer> any = AnyTransfer(&role);
   SimEngine& engine = engines_[any == nullptr ? 0 : any->half(role).engine];
   switch (random_.Below(10)) {
     case 0:
-      if (any != nullptr && random_.OneIn(3)) {
-        const auto at = std::find_if(transfers_.begin(), transfers_.end(), [&](const auto& t) { return t.get() == any; });
-        CancelHalf(*at, role);
-      }
+      if (any != nullptr && random_.OneIn(3)) CancelHalf(any, role);
       return;
     case 1:
     case 2:
     case 3:
-      if (any != nullptr) Advance(any);
+      if (any != nullptr) Advance(any.get());
       return;
     case 4:
-      if (any != nullptr) static_cast<void>(engine.manager->Release(kMe, any->id, role));
+      if (any != nullptr) ReleaseHalf(any, role);
       return;
     case 5:
       if (any != nullptr) static_cast<void>(engine.manager->Get(kMe, any->id, std::nullopt));
@@ -125,10 +109,11 @@ void Simulation::MishapEvent() {
       engine.cut_off = !engine.cut_off;
       return;
     case 6:
-      if (random_.OneIn(3)) LosePool(&engine);
+      if (random_.OneIn(3)) LosePool(&engine, random_.OneIn(2) ? engine.source : engine.target);
       return;
     default:
-      if (random_.OneIn(10)) Restart(&engine);
+      if (random_.OneIn(10)) return Restart(&engine);
+      if (random_.OneIn(10)) Drain(&engine);
   }
 }
 
@@ -141,8 +126,7 @@ void Simulation::HogSlots(SimEngine* engine) {
   }
 }
 
-void Simulation::LosePool(SimEngine* engine) {
-  const std::shared_ptr<SimPool> pool = random_.OneIn(2) ? engine->source : engine->target;
+void Simulation::LosePool(SimEngine* engine, const std::shared_ptr<SimPool>& pool) {
   if (pool == nullptr || !pool->alive()) return;
   if (random_.OneIn(2)) {
     Note("pool: its worker dies");
@@ -151,6 +135,7 @@ void Simulation::LosePool(SimEngine* engine) {
     EXPECT_FALSE(pool->alive());
   } else {
     Note("pool: unregistered");
+    engine->manager->EndRefinementsOf(pool->id());
     engine->pools->Unregister(kMe, pool->id(), engine->epoch, 500, [](absl::Status) {});
   }
 }
@@ -186,11 +171,11 @@ void Simulation::EnsurePools(SimEngine* engine) {
   }
 }
 
-SimTransfer* Simulation::AnyTransfer(Role* role) {
+std::shared_ptr<SimTransfer> Simulation::AnyTransfer(Role* role) {
   if (transfers_.empty()) return nullptr;
   // Mostly one of the last, which may be alive.
   const size_t last = std::min<size_t>(transfers_.size(), random_.OneIn(8) ? transfers_.size() : 8);
-  SimTransfer* const transfer = transfers_[transfers_.size() - 1 - random_.Below(last)].get();
+  const std::shared_ptr<SimTransfer>& transfer = transfers_[transfers_.size() - 1 - random_.Below(last)];
   *role = random_.OneIn(2) ? Role::kSender : Role::kReceiver;
   return transfer;
 }
@@ -199,6 +184,7 @@ SimTransfer* Simulation::AnyTransfer(Role* role) {
 void Simulation::StartSomething() {
   for (size_t back = 0; back < std::min<size_t>(transfers_.size(), 6) && !random_.OneIn(3); ++back) {
     const std::shared_ptr<SimTransfer> transfer = transfers_[transfers_.size() - 1 - back];
+    if (transfer->refines) continue;
     const Role missing = transfer->sender.started ? Role::kReceiver : Role::kSender;
     if (!transfer->half(missing).started) return StartHalf(transfer, missing);
   }
@@ -218,13 +204,17 @@ std::shared_ptr<SimTransfer> Simulation::NewTransfer() {
   transfer->both_dial = random_.OneIn(40);
   transfer->layerwise = random_.OneIn(3);
   if (random_.OneIn(4)) transfer->token = "0123456789abcdef";
+  MakeRefinable(transfer.get());
   return transfer;
 }
 
-std::vector<BlockRange> Simulation::RandomRuns(const PoolLayout& layout, uint32_t tokens) {
+// Those to avoid only where there are not enough others.
+std::vector<BlockRange> Simulation::RandomRuns(const PoolLayout& layout, uint32_t tokens,
+                                               const std::set<uint64_t>& avoid) {
   std::vector<uint64_t> blocks(layout.num_blocks);
   std::iota(blocks.begin(), blocks.end(), uint64_t{0});
   for (size_t i = blocks.size(); i-- > 1;) std::swap(blocks[i], blocks[random_.Below(i + 1)]);
+  std::stable_partition(blocks.begin(), blocks.end(), [&](uint64_t block) { return avoid.count(block) == 0; });
   const size_t needed = (tokens + layout.block_tokens - 1) / layout.block_tokens;
   blocks.resize(std::min<size_t>(blocks.size(), needed + random_.Below(2)));
   std::vector<BlockRange> runs;
@@ -240,6 +230,7 @@ Policy Simulation::RandomPolicy(bool* raw) {
     policy.budget = 1.2;
   } else {
     policy.allocator = random_.OneIn(3) ? Allocator::kOptimal : Allocator::kGreedy;
+    if (random_.OneIn(2)) policy.sinks = 0;
     policy.budget = random_.OneIn(12) ? 0.01 : 0.3 + static_cast<double>(random_.Below(60)) / 100;
   }
   return policy;
@@ -251,12 +242,15 @@ void Simulation::StartHalf(const std::shared_ptr<SimTransfer>& transfer, Role ro
   EnsurePools(&engine);
   half.pool = role == Role::kSender ? engine.source : engine.target;
   if (half.pool == nullptr) return;
-  half.runs = RandomRuns(half.pool->layout(), transfer->tokens);
+  half.epoch = engine.epoch;
+  const bool careful = role == Role::kReceiver && !random_.OneIn(3);
+  half.runs = RandomRuns(half.pool->layout(), transfer->tokens, careful ? BlocksInUse(half.engine) : std::set<uint64_t>());
   const absl::Status started =
       role == Role::kSender ? StartSender(transfer.get(), half.runs) : StartReceiver(transfer.get(), half.runs);
   if (!started.ok()) {
     static const auto* const kKnown = new std::set<std::string>{
-        "BLOCKS_IN_USE", "BLOCKS_RESERVED", "POOL_CLOSING", "TRANSFERS_FULL", "TRANSFER_EXISTS", "BUDGET_TOO_SMALL"};
+        "BLOCKS_IN_USE", "BLOCKS_RESERVED", "POOL_CLOSING", "TRANSFERS_FULL", "TRANSFER_EXISTS", "BUDGET_TOO_SMALL",
+        "DRAINING"};
     EXPECT_EQ(kKnown->count(ReasonOf(started)), 1u) << started;
     ++counts_->reasons["refused: " + ReasonOf(started)];
     return;
@@ -280,8 +274,14 @@ absl::Status Simulation::StartSender(SimTransfer* transfer, std::vector<BlockRan
   spec.transfer_token = transfer->token;
   if (!transfer->pull || transfer->both_dial) spec.peer = engines_[transfer->receiver.engine].name;
   spec.source = *std::move(hold);
-  spec.policy = RandomPolicy(&transfer->raw);
-  spec.deadline_ms = static_cast<int64_t>(random_.OneIn(5) ? random_.Between(1, 100) : random_.Between(500, 8000));
+  do {
+    spec.policy = RandomPolicy(&transfer->raw);
+  } while (transfer->raw && transfer->retain_ms > 0 && !random_.OneIn(6));
+  if (transfer->retain_ms > 0 && random_.OneIn(2)) spec.policy.budget = std::min(spec.policy.budget, 0.45);
+  spec.pool_id = half.pool->id();
+  spec.retain_ms = transfer->retain_ms;
+  spec.background_tier = transfer->background;
+  spec.deadline_ms = RandomDeadline(*transfer);
   spec.layerwise = transfer->layerwise;
   spec.fingerprint = "f";
   const absl::Status started = engine.manager->StartSender(std::move(spec));
@@ -295,21 +295,32 @@ absl::Status Simulation::StartReceiver(SimTransfer* transfer, std::vector<BlockR
   half.pool->AcceptWhatIsLate();
   auto hold = engine.pools->ReserveTarget(kMe, half.pool->id(), engine.epoch, {{0, std::move(runs)}}, transfer->tokens);
   if (!hold.ok()) return hold.status();
+  MarkLost(half.engine, half.runs);
   ReceiverSpec spec;
   spec.owner = kMe;
   spec.transfer_id = transfer->id;
   spec.transfer_token = random_.OneIn(30) ? "another token 00" : transfer->token;
   if (transfer->pull || transfer->both_dial) spec.peer = engines_[transfer->sender.engine].name;
+  spec.pool_id = half.pool->id();
   spec.target = *std::move(hold);
-  spec.deadline_ms = static_cast<int64_t>(random_.OneIn(5) ? random_.Between(1, 100) : random_.Between(500, 8000));
+  if (bug_ == SimBug::kFreshLies) spec.target = std::make_unique<LyingHold>(std::move(spec.target));
+  spec.refinable = transfer->refinable;
+  spec.refine_direct = transfer->refine_direct;
+  spec.deadline_ms = RandomDeadline(*transfer);
   spec.fingerprint = "f";
   return engine.manager->StartReceiver(std::move(spec));
+}
+
+// Those that are to be refined have more time: else few would come so far.
+int64_t Simulation::RandomDeadline(const SimTransfer& transfer) {
+  if (random_.OneIn(transfer.retain_ms > 0 ? 20 : 5)) return static_cast<int64_t>(random_.Between(1, 100));
+  return static_cast<int64_t>(random_.Between(500, 8000));
 }
 
 void Simulation::Advance(SimTransfer* transfer) {
   SimEngine& engine = engines_[transfer->sender.engine];
   const uint32_t layers = std::min(transfer->advanced + 1, source_layout_.layers);
-  const absl::Status advanced = engine.manager->Advance(kMe, transfer->id, layers, transfer->tokens, {});
+  const absl::Status advanced = engine.manager->Advance(kMe, transfer->id, layers, transfer->tokens, {}, {}, 0);
   if (advanced.ok()) transfer->advanced = layers;
 }
 
