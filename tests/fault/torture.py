@@ -171,9 +171,9 @@ def run_point(world, point, saboteur=None):
     starts = [daemon.starts for daemon in world.daemons]
     _run_transfers(world, record, saboteur)
     faults.undo(world)  # before the checks: a look into a hole of a full disk would end this process
+    refinements.release(world, record)  # first: the daemon begins anew by itself, and would write while blocks are looked at
     saboteur.before_check(world, record)
     wrong = invariants.check(world, record)
-    refinements.release(world, record)
     if point.kind == "disk_full_writing":
         world.replace_worker(point.first.target)  # its pool has holes and is given up
     world.mend()
