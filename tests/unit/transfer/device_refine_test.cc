@@ -44,6 +44,13 @@ class DeviceRefineTest : public DeviceEngineTest {
     EXPECT_TRUE(started.ok()) << started.status();
     return b_->Watch(id, Role::kReceiver)->WaitTerminal(60);
   }
+  // All of it waits in staging, on its way from the host to the device.
+  void Stage() {
+    Build();
+    Prepare(Where::kHost, Where::kDevice);
+    Commit();
+    ASSERT_EQ(Refine("r").state, TransferState::kCommitted);
+  }
   // The answer of one call, when it comes.
   struct Call {
     std::mutex mutex;
@@ -110,10 +117,7 @@ TEST_F(DeviceRefineTest, DirectIsExactToo) {
 }
 
 TEST_F(DeviceRefineTest, NothingIsWrittenBeforeTheWorkersEvent) {
-  Build();
-  Prepare(Where::kHost, Where::kDevice);
-  Commit();
-  ASSERT_EQ(Refine("r").state, TransferState::kCommitted);
+  Stage();
   FakeExport event = FakeExport::Event(0);
   const auto call = Apply("r", 0, event.handle());
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -127,10 +131,7 @@ TEST_F(DeviceRefineTest, NothingIsWrittenBeforeTheWorkersEvent) {
 }
 
 TEST_F(DeviceRefineTest, AnEventThatNeverComesHoldsNothing) {
-  Build();
-  Prepare(Where::kHost, Where::kDevice);
-  Commit();
-  ASSERT_EQ(Refine("r").state, TransferState::kCommitted);
+  Stage();
   FakeExport event = FakeExport::Event(0);
   const auto call = Apply("r", 0, event.handle());
   ASSERT_TRUE(Eventually([&] { return call->over(); }));
@@ -143,10 +144,7 @@ TEST_F(DeviceRefineTest, AnEventThatNeverComesHoldsNothing) {
 }
 
 TEST_F(DeviceRefineTest, ADaemonThatStopsAnswersWhoWaitsForAnEvent) {
-  Build();
-  Prepare(Where::kHost, Where::kDevice);
-  Commit();
-  ASSERT_EQ(Refine("r").state, TransferState::kCommitted);
+  Stage();
   FakeExport event = FakeExport::Event(0);
   const auto call = Apply("r", 0, event.handle());
   b_->manager().Shutdown();
@@ -156,10 +154,7 @@ TEST_F(DeviceRefineTest, ADaemonThatStopsAnswersWhoWaitsForAnEvent) {
 
 TEST_F(DeviceRefineTest, NothingIsWrittenAfterAReleaseThatCameBeforeTheEvent) {
   for (const std::string released_id : {"t", "r"}) {
-    Build();
-    Prepare(Where::kHost, Where::kDevice);
-    Commit();
-    ASSERT_EQ(Refine("r").state, TransferState::kCommitted);
+    Stage();
     FakeExport event = FakeExport::Event(0);
     const auto call = Apply("r", 0, event.handle());
     std::atomic<bool> released{false};
@@ -176,10 +171,7 @@ TEST_F(DeviceRefineTest, NothingIsWrittenAfterAReleaseThatCameBeforeTheEvent) {
 }
 
 TEST_F(DeviceRefineTest, OneCallWaitsAtATimeAndNoneForWhoHasGone) {
-  Build();
-  Prepare(Where::kHost, Where::kDevice);
-  Commit();
-  ASSERT_EQ(Refine("r").state, TransferState::kCommitted);
+  Stage();
   FakeExport event = FakeExport::Event(0);
   std::optional<absl::StatusOr<RefinementApplied>> answer;
   std::atomic<bool> gone{false}, told{false};
@@ -209,10 +201,7 @@ TEST_F(DeviceRefineTest, HostMemoryHasNoEvents) {
 }
 
 TEST_F(DeviceRefineTest, ADeviceThatFailsLeavesTheRestStaged) {
-  Build();
-  Prepare(Where::kHost, Where::kDevice);
-  Commit();
-  ASSERT_EQ(Refine("r").state, TransferState::kCommitted);
+  Stage();
   runtime_b_->Fail("CopyRows", gpu::kOutOfMemory, /*good=*/10);
   const auto call = Apply("r");
   ASSERT_TRUE(call->over());
