@@ -27,6 +27,7 @@ class DeviceEngineTest : public EngineTest {
     EngineSettings settings;
     settings.options.progress_timeout_ms = 5000;
     settings.options.inline_chunk_bytes = 0;
+    settings.options.cache_bytes = 1 << 20;
     settings.reconstruction_chunks = sampled;
     settings.slots = slots;
     settings.runtime = runtime_a_.get();

@@ -106,6 +106,22 @@ TEST_F(DeviceRefineTest, StagedWordsLandOnEveryWayAndAreExact) {
   Build();
 }
 
+TEST_F(DeviceRefineTest, ASourceMovesFromTheDeviceToTheCache) {
+  Build();
+  Prepare(Where::kDevice, Where::kDevice);
+  Commit();
+  std::atomic<int> cached{-1};
+  a_->manager().MoveToCache(kMe, "t", Role::kSender, [&](const absl::StatusOr<bool>& answer) { cached = answer.ok() && *answer; });
+  ASSERT_TRUE(Eventually([&] { return cached >= 0; }));
+  EXPECT_EQ(cached, 1);
+  FillBlocks(*a_, source_pool_, source_layout_, {7, 3, 4, 20, 1}, 99);  // another request's
+  ASSERT_EQ(Refine("r").state, TransferState::kCommitted);
+  const auto call = Apply("r");
+  ASSERT_TRUE(call->answer->ok()) << call->answer->status();
+  EXPECT_TRUE((*call->answer)->exact);
+  EXPECT_TRUE(Landed() == sent_);
+}
+
 TEST_F(DeviceRefineTest, DirectIsExactToo) {
   Build();
   Prepare(Where::kDevice, Where::kDevice);
