@@ -146,7 +146,9 @@ struct TransferShape {
 uint32_t CountTokens(const std::vector<TokenRange>& ranges);
 // Each token of `ranges`, in their order.
 std::vector<uint32_t> PositionsOf(const std::vector<TokenRange>& ranges);
-// The same backwards. REQUIRES: ascending.
+// One token more, behind all others.
+void AppendToken(std::vector<TokenRange>* ranges, uint32_t token);
+// PositionsOf backwards. REQUIRES: ascending.
 std::vector<TokenRange> RangesOf(const std::vector<uint32_t>& positions);
 
 // Calls fn(position, count, offset) for each run of positions behind tokens [first, first + count) of `ranges`.

@@ -82,6 +82,16 @@ Unit AllOf(const TransferShape& shape) {
   return all;
 }
 
+// Of the keys of a unit's tokens, where importance is read from them.
+absl::StatusOr<std::vector<double>> EnergyOf(const Policy& policy, const std::vector<PlanLayer>& layers, const Unit& unit,
+                                             const std::vector<LayerScan>& scan) {
+  if (policy.importance != ImportanceSource::kKeyNorm || policy.allocator == Allocator::kRandom) return std::vector<double>();
+  return MeanEnergyLog2(layers, unit.layers, &scan, unit.tokens);
+}
+
+// Of ImportanceKeys.
+bool KeysAreLogarithms(const Policy& policy) { return !ByScores(policy) || policy.decay_lambda != 0; }
+
 // Index of the 8-bit rung, or the one below the top.
 size_t MiddleRung(const Policy& policy, const Ladder& ladder) {
   const Tier eight = EightBitTier(policy.tiers);
@@ -192,24 +202,19 @@ absl::StatusOr<Allocation> Planner::State::Allocate(PricedUnit* priced, uint64_t
                                                     const std::vector<LayerScan>& scan) const {
   const TokenRange tokens = priced->unit.tokens;
   if (ladder.size() == 1) return AllocateGreedy(&priced->model, 1, {}, 0, tokens.count, share);
-  std::vector<double> energy;
-  if (policy.importance == ImportanceSource::kKeyNorm && policy.allocator != Allocator::kRandom) {
-    absl::StatusOr<std::vector<double>> mean = MeanEnergyLog2(shape.layers, priced->unit.layers, &scan, tokens);
-    if (!mean.ok()) return mean.status();
-    energy = *std::move(mean);
-  }
+  const absl::StatusOr<std::vector<double>> energy = EnergyOf(policy, shape.layers, priced->unit, scan);
+  if (!energy.ok()) return energy.status();
   const auto keys_of = [&](size_t slot) {
     return ImportanceKeys(policy, shape.token_count, std::span(positions).subspan(tokens.first, tokens.count),
-                          ScoresOf(priced->unit, slot, shape.token_count), energy);
+                          ScoresOf(priced->unit, slot, shape.token_count), *energy);
   };
   const std::vector<double> keys = keys_of(0);
   const uint32_t pinned_here = pinned > tokens.first ? std::min(pinned - tokens.first, tokens.count) : 0;
   if (policy.allocator == Allocator::kOptimal) {
     std::vector<TokenWeights> weights;
-    const bool logarithms = !ByScores(policy) || policy.decay_lambda != 0;
     const bool by_layer = ByScores(policy) && policy.scores_per_layer;
     for (size_t slot = 0; slot < (by_layer ? priced->unit.layers.size() : 1); ++slot) {
-      weights.push_back(WeightsOfKeys(slot == 0 ? keys : keys_of(slot), logarithms, pinned_here));
+      weights.push_back(WeightsOfKeys(slot == 0 ? keys : keys_of(slot), KeysAreLogarithms(policy), pinned_here));
     }
     return AllocateOptimal(priced, keys, weights, share, shape, scan);
   }
@@ -386,14 +391,10 @@ std::vector<float> Planner::TokenImportance(const std::vector<LayerScan>& scan) 
     mean = MeanOverLayers(policy.scores, shape_.token_count);
     scores = {mean.data(), shape_.token_count, 0};
   }
-  std::vector<double> energy;
-  if (policy.importance == ImportanceSource::kKeyNorm) {
-    auto mean_energy = MeanEnergyLog2(shape_.layers, AllOf(shape_).layers, &scan, {0, shape_.kept_count()});
-    if (!mean_energy.ok()) return {};
-    energy = *std::move(mean_energy);
-  }
-  const std::vector<double> keys = ImportanceKeys(policy, shape_.token_count, state.positions, scores, energy);
-  const TokenWeights weights = WeightsOfKeys(keys, !ByScores(policy) || policy.decay_lambda != 0, /*pinned=*/0);
+  const absl::StatusOr<std::vector<double>> energy = EnergyOf(policy, shape_.layers, AllOf(shape_), scan);
+  if (!energy.ok()) return {};
+  const std::vector<double> keys = ImportanceKeys(policy, shape_.token_count, state.positions, scores, *energy);
+  const TokenWeights weights = WeightsOfKeys(keys, KeysAreLogarithms(policy), /*pinned=*/0);
   std::vector<float> importance(shape_.token_count, 0);
   for (size_t i = 0; i < state.positions.size(); ++i) importance[state.positions[i]] = weights.linear[i];
   return importance;

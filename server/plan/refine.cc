@@ -52,14 +52,6 @@ absl::Status CheckSelection(const TransferShape& base, const RefineSelection& se
   return good ? absl::OkStatus() : InvalidSelection("scores", "must be finite and not negative");
 }
 
-void Append(std::vector<TokenRange>* ranges, uint32_t at) {
-  if (!ranges->empty() && ranges->back().first + ranges->back().count == at) {
-    ++ranges->back().count;
-  } else {
-    ranges->push_back({at, 1});
-  }
-}
-
 // All that the selection names, and how much of it can be taken.
 class Chooser {
  public:
@@ -91,8 +83,8 @@ class Chooser {
             ++choice.cells_left;
             continue;
           }
-          Append(&rows, t);
-          Append(&places, positions_[t]);
+          AppendToken(&rows, t);
+          AppendToken(&places, positions_[t]);
           ++choice.cells;
         }
         if (rows.empty()) continue;

@@ -22,14 +22,17 @@ uint32_t CountTokens(const std::vector<TokenRange>& ranges) {
   return count;
 }
 
+void AppendToken(std::vector<TokenRange>* ranges, uint32_t token) {
+  if (!ranges->empty() && ranges->back().first + ranges->back().count == token) {
+    ++ranges->back().count;
+  } else {
+    ranges->push_back({token, 1});
+  }
+}
+
 std::vector<TokenRange> RangesOf(const std::vector<uint32_t>& positions) {
   std::vector<TokenRange> ranges;
-  for (const uint32_t position : positions) {
-    if (!ranges.empty() && ranges.back().first + ranges.back().count == position)
-      ++ranges.back().count;
-    else
-      ranges.push_back({position, 1});
-  }
+  for (const uint32_t position : positions) AppendToken(&ranges, position);
   return ranges;
 }
 

@@ -19,8 +19,7 @@ struct RowRun {
   uint64_t dense_offset;
 };
 
-std::vector<RowRun> RunsOfRows(const BlockHold& hold, const TensorOfHold& tensor, uint32_t token_first, uint32_t count,
-                               uint32_t tokens_max) {
+std::vector<RowRun> RunsOfRows(const BlockHold& hold, const TensorOfHold& tensor, uint32_t token_first, uint32_t count) {
   const GroupSchema& group = hold.schema().groups[tensor.group];
   const LayerSchema& layer = group.layers[tensor.layer_slot];
   const TensorSchema& strides = tensor.plane == PlaneId::kV ? *layer.v : layer.k;
@@ -29,9 +28,7 @@ std::vector<RowRun> RunsOfRows(const BlockHold& hold, const TensorOfHold& tensor
   std::vector<RowRun> runs;
   const uint64_t row_bytes = DenseRowBytes(hold, tensor);
   for (uint32_t i = 0; i < count; ++i) {
-    const bool follows = !runs.empty() && runs.back().place.block_tokens < tokens_max &&
-                         rows[i] == rows[i - 1] + strides.token_stride_bytes;
-    if (follows) {
+    if (i > 0 && rows[i] == rows[i - 1] + strides.token_stride_bytes) {
       ++runs.back().place.block_tokens;
       continue;
     }
@@ -56,7 +53,7 @@ absl::Status CopyDeviceRows(const BlockHold& hold, const TensorOfHold& tensor, u
   for (uint32_t done = 0; done < count; done += tokens_max) {
     const uint32_t now = std::min(tokens_max, count - done);
     if (from != nullptr) std::memcpy(pinned, from + done * row_bytes, now * row_bytes);
-    for (const RowRun& run : RunsOfRows(hold, tensor, token_first + done, now, now)) {
+    for (const RowRun& run : RunsOfRows(hold, tensor, token_first + done, now)) {
       if (from != nullptr) {
         QueueScatter(run.place, 0, pinned + run.dense_offset, &*lane);
       } else {
@@ -93,7 +90,7 @@ uint64_t DenseRowBytes(const BlockHold& hold, const TensorOfHold& tensor) {
 
 absl::Status ReadRows(const BlockHold& hold, const TensorOfHold& tensor, uint32_t token_first, uint32_t count, uint8_t* dense) {
   if (hold.device() != nullptr) return CopyDeviceRows(hold, tensor, token_first, count, dense, nullptr);
-  for (const RowRun& run : RunsOfRows(hold, tensor, token_first, count, count)) {
+  for (const RowRun& run : RunsOfRows(hold, tensor, token_first, count)) {
     GatherBlock(run.place, 0, dense + run.dense_offset);
   }
   return absl::OkStatus();
@@ -102,7 +99,7 @@ absl::Status ReadRows(const BlockHold& hold, const TensorOfHold& tensor, uint32_
 absl::Status WriteRows(const BlockHold& hold, const TensorOfHold& tensor, uint32_t token_first, uint32_t count,
                        const uint8_t* dense) {
   if (hold.device() != nullptr) return CopyDeviceRows(hold, tensor, token_first, count, nullptr, dense);
-  for (const RowRun& run : RunsOfRows(hold, tensor, token_first, count, count)) {
+  for (const RowRun& run : RunsOfRows(hold, tensor, token_first, count)) {
     ScatterBlock(run.place, 0, dense + run.dense_offset);
   }
   return absl::OkStatus();

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/status.h"
-#include "server/pool/rows.h"
+#include "server/transfer/retained_words.h"
 
 namespace spectrumkv {
 namespace {
@@ -30,7 +30,7 @@ class Words {
   const std::unique_ptr<uint8_t[]> memory_;
 };
 
-class CachedSource final : public BlockHold {
+class CachedSource final : public OwnMemoryHold {
  public:
   CachedSource(const BlockHold& source, std::shared_ptr<Words> words)
       : schema_(DenseSchema(source.schema())), token_count_(source.token_count()), words_(std::move(words)) {}
@@ -45,13 +45,7 @@ class CachedSource final : public BlockHold {
     uint8_t* const first = words_->data() + offsets_.at(KeyOf(group, layer_slot, plane)) + token_first * row_bytes;
     for (uint32_t i = 0; i < count; ++i) rows[i] = first + i * row_bytes;
   }
-  absl::Status ZeroTail(uint32_t) const override { return absl::OkStatus(); }
-  void ReadGenerations(uint32_t, uint32_t, uint32_t, std::vector<uint64_t>*) const override {}
-  bool has_generations() const override { return false; }
-  absl::Status Health() const override { return absl::OkStatus(); }
   std::shared_ptr<const void> KeepMapped() const override { return words_; }
-  absl::Status LookAtMemory() const override { return absl::OkStatus(); }
-  void OnLost(std::function<void(absl::Status)>) override {}
 
  private:
   using Key = std::tuple<uint32_t, uint32_t, PlaneId>;
@@ -76,18 +70,6 @@ bool IsBeingWritten(const std::vector<uint64_t>& generations) {
   return std::any_of(generations.begin(), generations.end(), [](uint64_t g) { return g % 2 != 0; });
 }
 
-absl::Status CopyTensor(const BlockHold& source, const TensorOfHold& tensor, uint8_t* dense,
-                        const std::function<bool()>& stopped) {
-  const uint64_t row_bytes = DenseRowBytes(source, tensor);
-  const auto step = static_cast<uint32_t>(std::max<uint64_t>(1, kCopyPieceBytes / row_bytes));
-  for (uint32_t first = 0; first < source.token_count(); first += step) {
-    if (stopped()) return absl::CancelledError("the source is no longer to be kept");
-    const uint32_t count = std::min(step, source.token_count() - first);
-    if (absl::Status read = ReadRows(source, tensor, first, count, dense + first * row_bytes); !read.ok()) return read;
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 uint64_t CachedBytes(const BlockHold& source, const std::vector<PlanLayer>& layers) {
@@ -109,15 +91,16 @@ absl::StatusOr<std::shared_ptr<BlockHold>> CopySource(const BlockHold& source, c
   auto copy = std::make_shared<CachedSource>(source, words);
   const std::vector<uint64_t> before = GenerationsOf(source);
   uint64_t offset = 0;
-  for (size_t l = 0; l < layers.size(); ++l) {
-    for (const PlaneId plane : {PlaneId::kK, PlaneId::kV}) {
-      if (plane == PlaneId::kV && !layers[l].has_v) continue;
-      const TensorOfHold tensor{places[l].group, places[l].layer_slot, plane};
-      copy->Place(tensor, offset);
-      if (absl::Status copied = CopyTensor(source, tensor, words->data() + offset, stopped); !copied.ok()) return copied;
-      offset += DenseRowBytes(source, tensor) * source.token_count();
-    }
-  }
+  const absl::Status copied = ForEachPiece(
+      source, layers, places, kCopyPieceBytes,
+      [&](const TensorOfHold& tensor, uint32_t first, uint32_t count, uint64_t row_bytes) -> absl::Status {
+        if (stopped()) return absl::CancelledError("the source is no longer to be kept");
+        if (first == 0) copy->Place(tensor, offset);
+        absl::Status read = ReadRows(source, tensor, first, count, words->data() + offset);
+        offset += count * row_bytes;
+        return read;
+      });
+  if (!copied.ok()) return copied;
   if (IsBeingWritten(before) || GenerationsOf(source) != before) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "SOURCE_CHANGED",
                      "a block of the retained source is being written, or has been while it was copied");

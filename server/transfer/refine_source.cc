@@ -5,8 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/format/crc32c.h"
 #include "server/base/status.h"
-#include "server/pool/rows.h"
 #include "server/transfer/refinement.h"
+#include "server/transfer/retained_words.h"
 
 namespace spectrumkv {
 namespace {
@@ -25,22 +25,17 @@ absl::StatusOr<std::vector<uint32_t>> ChecksumsOf(const BlockHold& hold, const s
                                                   const std::function<bool()>& stopped) {
   std::vector<uint32_t> sums;
   std::vector<uint8_t> dense;
-  for (size_t l = 0; l < layers.size() && !stopped(); ++l) {
-    for (const PlaneId plane : {PlaneId::kK, PlaneId::kV}) {
-      if (plane == PlaneId::kV && !layers[l].has_v) continue;
-      const TensorOfHold tensor{places[l].group, places[l].layer_slot, plane};
-      const uint64_t row_bytes = DenseRowBytes(hold, tensor);
-      const auto step = static_cast<uint32_t>(std::max<uint64_t>(1, kChecksumPieceBytes / row_bytes));
-      uint32_t sum = 0;
-      for (uint32_t first = 0; first < hold.token_count() && !stopped(); first += step) {
-        const uint32_t count = std::min(step, hold.token_count() - first);
+  const absl::Status read = ForEachPiece(
+      hold, layers, places, kChecksumPieceBytes,
+      [&](const TensorOfHold& tensor, uint32_t first, uint32_t count, uint64_t row_bytes) -> absl::Status {
+        if (stopped()) return absl::CancelledError("nobody asks for the checksums any more");
+        if (first == 0) sums.push_back(0);
         dense.resize(count * row_bytes);
-        if (absl::Status read = ReadRows(hold, tensor, first, count, dense.data()); !read.ok()) return read;
-        sum = Crc32c(sum, dense.data(), dense.size());
-      }
-      sums.push_back(sum);
-    }
-  }
+        absl::Status there = ReadRows(hold, tensor, first, count, dense.data());
+        sums.back() = Crc32c(sums.back(), dense.data(), dense.size());
+        return there;
+      });
+  if (!read.ok()) return read;
   return sums;
 }
 

@@ -31,7 +31,7 @@ uint64_t StagingRoom::left() const {
 
 // Rows of the destination's tokens that are in a strip, in the daemon's memory. The schema is the destination's, with
 // strides of dense rows.
-class Refinement::StagedHold final : public BlockHold {
+class Refinement::StagedHold final : public OwnMemoryHold {
  public:
   explicit StagedHold(std::shared_ptr<const Refinement> refinement)
       : refinement_(std::move(refinement)), schema_(DenseSchema(refinement_->base_->schema)) {}
@@ -57,13 +57,7 @@ class Refinement::StagedHold final : public BlockHold {
       rows[i] = r.memory_.get() + r.strip_offset_[strip] + (row + i) * tensor.token_stride_bytes;
     }
   }
-  absl::Status ZeroTail(uint32_t) const override { return absl::OkStatus(); }
-  void ReadGenerations(uint32_t, uint32_t, uint32_t, std::vector<uint64_t>*) const override {}
-  bool has_generations() const override { return false; }
-  absl::Status Health() const override { return absl::OkStatus(); }
   std::shared_ptr<const void> KeepMapped() const override { return refinement_; }
-  absl::Status LookAtMemory() const override { return absl::OkStatus(); }
-  void OnLost(std::function<void(absl::Status)>) override {}
 
  private:
   const std::shared_ptr<const Refinement> refinement_;

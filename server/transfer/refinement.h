@@ -20,6 +20,7 @@
 #include "server/decode/decode.h"
 #include "server/encode/encode.h"
 #include "server/plan/refine.h"
+#include "server/pool/hold_bases.h"
 #include "server/pool/pool.h"
 #include "server/stream/frames.h"
 #include "server/transfer/report.h"
@@ -28,29 +29,11 @@ namespace spectrumkv {
 
 // A hold that several have: the retention, and each refinement under way. Tells nobody of a lost pool: that is the
 // retention's to hear, which ends the refinements.
-class SharedHold final : public BlockHold {
+class SharedHold final : public ForwardingHold {
  public:
-  explicit SharedHold(std::shared_ptr<BlockHold> hold) : hold_(std::move(hold)) {}
-  const PoolSchema& schema() const override { return hold_->schema(); }
-  uint32_t token_count() const override { return hold_->token_count(); }
-  void FillRows(uint32_t group, uint32_t layer_slot, PlaneId plane, uint32_t token_first, uint32_t count,
-                uint8_t** rows) const override {
-    hold_->FillRows(group, layer_slot, plane, token_first, count, rows);
-  }
-  Device* device() const override { return hold_->device(); }
+  using ForwardingHold::ForwardingHold;
   absl::Status ZeroTail(uint32_t) const override { return absl::OkStatus(); }
-  void ReadGenerations(uint32_t group, uint32_t token_first, uint32_t count,
-                       std::vector<uint64_t>* out) const override {
-    hold_->ReadGenerations(group, token_first, count, out);
-  }
-  bool has_generations() const override { return hold_->has_generations(); }
-  absl::Status Health() const override { return hold_->Health(); }
-  std::shared_ptr<const void> KeepMapped() const override { return hold_->KeepMapped(); }
-  absl::Status LookAtMemory() const override { return hold_->LookAtMemory(); }
   void OnLost(std::function<void(absl::Status)>) override {}
-
- private:
-  const std::shared_ptr<BlockHold> hold_;
 };
 
 // The source of a transfer that has committed, kept for refinements.
@@ -210,7 +193,7 @@ struct RefineSource {
   std::vector<LayerPlace> base_places;
   std::shared_ptr<const std::vector<float>> importance;  // as of RetainedSource
 };
-// CRC32C of all words of each K and V, in the order of `layers`, K before V. Stops early where `stopped`.
+// CRC32C of all words of each K and V, in the order of `layers`, K before V. CANCELLED where `stopped`.
 // Errors: those of ReadRows.
 absl::StatusOr<std::vector<uint32_t>> ChecksumsOf(const BlockHold& hold, const std::vector<PlanLayer>& layers,
                                                   const std::vector<LayerPlace>& places, const std::function<bool()>& stopped);

@@ -144,8 +144,7 @@ TEST_F(DeviceEngineTest, SeededOrdersOfStreamsChangeNothing) {
     EXPECT_TRUE(landed == first) << "seed " << seed;
     turns += runtime_a_->turns() + runtime_b_->turns();
     if (seed == 6) break;
-    TearDown();
-    network_ = std::make_unique<MemoryNetwork>();
+    StartOver();
   }
   EXPECT_GT(turns, 0u) << "streams never had work beside each other";
 }
@@ -213,8 +212,7 @@ TEST_F(DeviceEngineTest, MemoryStaysUntilWhatIsQueuedOnItHasRun) {
                                                  seed % 4 < 2 ? source_hold : target_hold);
     failed += receiver->WaitTerminal().state != TransferState::kCommitted ? 1 : 0;
     sender->WaitTerminal();
-    TearDown();
-    network_ = std::make_unique<MemoryNetwork>();
+    StartOver();
   }
   std::printf("%d of 8 transfers failed with their worker\n", failed);
   Build();
@@ -283,8 +281,7 @@ TEST_F(DeviceEngineTest, EveryFailureOfTheRuntimeEndsTheTransferAndNothingElse) 
         EXPECT_NE(Target(), nullptr) << "the blocks are free again";
         EXPECT_EQ(Run("again" + std::to_string(number), policy, 77).state, TransferState::kCommitted);
       }
-      TearDown();
-      network_ = std::make_unique<MemoryNetwork>();
+      StartOver();
     }
   }
   Build();

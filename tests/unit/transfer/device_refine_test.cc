@@ -99,8 +99,7 @@ TEST_F(DeviceRefineTest, StagedWordsLandOnEveryWayAndAreExact) {
       }
       EXPECT_EQ(calls, 6) << "a chunk for each K and V";
       EXPECT_TRUE(Landed() == sent_);
-      TearDown();
-      network_ = std::make_unique<MemoryNetwork>();
+      StartOver();
     }
   }
   Build();
@@ -181,8 +180,7 @@ TEST_F(DeviceRefineTest, NothingIsWrittenAfterAReleaseThatCameBeforeTheEvent) {
     EXPECT_EQ(call->answer->status().code(), absl::StatusCode::kFailedPrecondition) << call->answer->status();
     EXPECT_TRUE(Landed() == base_);
     if (released_id == "r") break;
-    TearDown();
-    network_ = std::make_unique<MemoryNetwork>();
+    StartOver();
   }
 }
 

@@ -23,8 +23,7 @@ TEST_F(RefineCacheTest, TheBlocksAreTheWorkersAndTheWordsStay) {
     RefineToTheSource();
     EXPECT_TRUE(Eventually([&] { return a_->manager().refine_memory().cache_bytes == 0; })) << "all is exact";
     if (generations) break;
-    TearDown();
-    network_ = std::make_unique<MemoryNetwork>();
+    StartOver();
   }
 }
 
@@ -54,8 +53,7 @@ TEST_F(RefineCacheTest, WithoutRoomNothingIsKeptAndTheBlocksAreFree) {
     EXPECT_EQ(ReasonOf(Await().error), "NOT_RETAINED");
     EXPECT_TRUE(Landed() == base_);
     if (room != 0) break;
-    TearDown();
-    network_ = std::make_unique<MemoryNetwork>();
+    StartOver();
   }
 }
 

@@ -48,8 +48,7 @@ TEST_F(RefineRacesTest, TheBlocksAreFreeWhenTheAnswerComes) {
     ASSERT_TRUE(Eventually([&] { return told == 1; }));
     EXPECT_TRUE(was_free) << room;
     if (room == 0) break;
-    TearDown();
-    network_ = std::make_unique<MemoryNetwork>();
+    StartOver();
   }
 }
 
@@ -130,7 +129,7 @@ TEST_F(RefineRacesTest, TheBackgroundGoesOnWhereItsSenderWaitsForTheReceipt) {
   Commit(/*pull=*/true, 60000, Coarse(), Tier::kRaw, /*direct=*/true);
   const auto chunks = std::make_shared<std::atomic<int>>(0);
   network_->SetFaultHook([this, chunks](const FaultPoint& point) {
-    if (point.data && ++*chunks == 5) b_->backend().SetOpen(false);
+    if (point.data && ++*chunks == 6) b_->backend().SetOpen(false);  // the last: all others have been let through
     return Fault{};
   });
   Free();

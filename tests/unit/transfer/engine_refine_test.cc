@@ -48,8 +48,7 @@ TEST_F(RefineEngineTest, RefinedToRawIsTheSourceBitForBit) {
     EXPECT_TRUE(Eventually([&] { return Get(*a_, "t", Role::kSender).retained_seconds == 0; }))
         << "there is nothing left for which the source would be needed";
     if (pull) break;
-    TearDown();
-    network_ = std::make_unique<MemoryNetwork>();
+    StartOver();
   }
 }
 
@@ -265,8 +264,7 @@ TEST_F(RefineEngineTest, ADestinationThatWasWrittenIsNotExact) {
     EXPECT_EQ(direct ? ReasonOf(report.error) : ReasonOf(Apply().status()), "NOT_EXACT");
     EXPECT_FALSE(Get(*b_, "t", Role::kReceiver).exact);
     if (direct) break;
-    TearDown();
-    network_ = std::make_unique<MemoryNetwork>();
+    StartOver();
   }
 }
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/pool/pool.h"
+#include "server/pool/hold_bases.h"
 
 namespace spectrumkv {
 
@@ -66,34 +66,21 @@ class ReadHooks {
   std::function<void()> on_schema_;
 };
 
-class HookedHold final : public BlockHold {
+class HookedHold final : public ForwardingHold {
  public:
   HookedHold(std::unique_ptr<BlockHold> hold, std::shared_ptr<ReadHooks> hooks)
-      : hold_(std::move(hold)), hooks_(std::move(hooks)) {}
+      : ForwardingHold(std::move(hold)), hooks_(std::move(hooks)) {}
   const PoolSchema& schema() const override {
     hooks_->Schema();
     return hold_->schema();
   }
-  uint32_t token_count() const override { return hold_->token_count(); }
   void FillRows(uint32_t group, uint32_t layer_slot, PlaneId plane, uint32_t token_first, uint32_t count,
                 uint8_t** rows) const override {
     hooks_->Read();
     hold_->FillRows(group, layer_slot, plane, token_first, count, rows);
   }
-  Device* device() const override { return hold_->device(); }
-  absl::Status ZeroTail(uint32_t kept_tokens) const override { return hold_->ZeroTail(kept_tokens); }
-  void ReadGenerations(uint32_t group, uint32_t token_first, uint32_t count,
-                       std::vector<uint64_t>* out) const override {
-    hold_->ReadGenerations(group, token_first, count, out);
-  }
-  bool has_generations() const override { return hold_->has_generations(); }
-  absl::Status Health() const override { return hold_->Health(); }
-  std::shared_ptr<const void> KeepMapped() const override { return hold_->KeepMapped(); }
-  absl::Status LookAtMemory() const override { return hold_->LookAtMemory(); }
-  void OnLost(std::function<void(absl::Status)> lost) override { hold_->OnLost(std::move(lost)); }
 
  private:
-  const std::unique_ptr<BlockHold> hold_;
   const std::shared_ptr<ReadHooks> hooks_;
 };
 

@@ -21,6 +21,12 @@ class EngineTest : public ::testing::Test {
     network_.reset();
   }
 
+  // Ends this round of a test; Build begins the next.
+  void StartOver() {
+    TearDown();
+    network_ = std::make_unique<MemoryNetwork>();
+  }
+
   SenderSpec Send(const std::string& id, std::unique_ptr<BlockHold> source, Policy policy = {},
                   const std::string& peer = "b") {
     SenderSpec spec;
