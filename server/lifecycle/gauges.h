@@ -9,6 +9,7 @@
 #include "server/memory/slot_pool.h"
 #include "server/metrics/metrics.h"
 #include "server/pool/pool.h"
+#include "server/transfer/transfer_manager.h"
 
 namespace spectrumkv {
 

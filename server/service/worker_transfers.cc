@@ -1,5 +1,7 @@
 #include <utility>
 
+#include "server/base/status.h"
+#include "server/service/check.h"
 #include "server/service/gate_call.h"
 #include "server/service/worker_calls.h"
 #include "server/transfer/shape.h"

@@ -131,6 +131,8 @@ absl::Status TransferManagerImpl::Insert(const std::shared_ptr<Transfer>& transf
     entry.dials |= dials;
     if (half.part.count == 1) {
       entry.transfer = transfer;
+      // First on its strand: whoever finds the entry, a peer's hello above all, comes later.
+      transfer->Post([t = transfer.get()] { t->Start(); });
     } else {
       if (first) entry.group = NewGroup(key, half.part.count);
       if (!entry.group->Add(transfer, half.layers)) return PartTooLate(key.second, entry.group->Ending());
@@ -142,9 +144,6 @@ absl::Status TransferManagerImpl::Insert(const std::shared_ptr<Transfer>& transf
     ++active_of_owner_[half.owner];
     ++active_of_pool_[half.pool_id];
     ++untold_;
-    // First on its strand: whoever finds the entry, a peer's hello above all, comes later.
-    Transfer* t = transfer.get();
-    transfer->Post([t] { t->Start(); });
   }
   // At first also who counts parts otherwise: both are told.
   Welcome(key, first ? std::nullopt : std::optional<uint32_t>(half.part.index));

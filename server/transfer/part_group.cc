@@ -96,7 +96,11 @@ bool PartGroup::Add(const std::shared_ptr<Transfer>& part, std::vector<uint32_t>
   added.transfer = part;
   added.layers = std::move(layers);
   part->JoinParts(shared_from_this());
-  part->Post([t = part.get(), ear = std::make_shared<Ear>(shared_from_this(), index)] { t->AddWatcher(0, ear); });
+  // Under the lock, so first on its strand: the other parts find it from here on, and may end it.
+  part->Post([t = part.get(), ear = std::make_shared<Ear>(shared_from_this(), index)] {
+    t->AddWatcher(0, ear);
+    t->Start();
+  });
   return true;
 }
 

@@ -35,7 +35,7 @@ class PartGroup : public std::enable_shared_from_this<PartGroup> {
   Role role() const { return role_; }
   uint32_t count() const { return count_; }
 
-  // Before the part's Start. `layers`: those of its pool, ascending. False: the transfer is ending, nothing may join it.
+  // Starts the part. `layers`: those of its pool, ascending. False: the transfer is ending, nothing may join it.
   // REQUIRES: no part of that index is here.
   bool Add(const std::shared_ptr<Transfer>& part, std::vector<uint32_t> layers);
   // Null: it is not here, or has ended.
