@@ -426,7 +426,7 @@ TEST_F(PartsTest, APartThatCannotBeIsToldToBothWhoeverComesFirst) {
 // The end of one part races with the begin of the next.
 TEST_F(PartsTest, AnEndMeetsAPartThatBegins) {
   BuildParts(2);
-  for (int round = 0; round < 500; ++round) {
+  for (int round = 0; round < 1500; ++round) {
     ASSERT_TRUE(a_->manager().StartSender(SendPart(0, "")).ok());
     ASSERT_TRUE(b_->manager().StartReceiver(ExpectPart(0)).ok());
     SenderSpec sender = SendPart(1, "");
