@@ -21,12 +21,15 @@ TIDY = "/x/a.cc:3:4: error: bad [bugprone-x,-warnings-as-errors]\n/x/a.cc:3:4: e
 
 
 class ReportTest(unittest.TestCase):
-    def page(self, files):
+    def page(self, files, old=None):
         with tempfile.TemporaryDirectory() as folder:
             for name, text in files.items():
                 with open(f"{folder}/{name}", "w", encoding="utf-8") as file:
                     file.write(text)
-            return subprocess.run([sys.executable, REPORT, folder], capture_output=True, text=True, check=True).stdout
+            if old is not None:
+                with open(f"{folder}/old.md", "w", encoding="utf-8") as file:
+                    file.write(old)
+            return subprocess.run([sys.executable, REPORT, folder, f"{folder}/old.md"], capture_output=True, text=True, check=True).stdout
 
     def labels(self, label, *names):
         return json.dumps({"tests": [{"name": n, "properties": [{"name": "LABELS", "value": [label]}]} for n in names]})
@@ -55,6 +58,23 @@ class ReportTest(unittest.TestCase):
         self.assertIn("all, then once more tests ^a_test$; 2026-11-29 | `abc1234`, `def5678` |", page)
         self.assertIn("| asan | unit | 1 | 0 | 1 | 3 |", page)
         self.assertIn("## Failed\n\nNothing.", page)
+
+    def test_parts_that_ran_elsewhere_are_kept(self):
+        files = {"fuzz.about": ABOUT, "fuzz.xml": FUZZ, "fuzz.json": self.labels("libfuzzer", "frame_fuzz", "plan_fuzz"),
+                 "asan.about": ABOUT, "asan.xml": UNIT.replace('name="b_test" time="0" status="notrun"', 'name="b_test" time="0" status="fail"'),
+                 "asan.json": self.labels("unit", "a_test", "b_test"), "clang-tidy.about": ABOUT, "clang-tidy.log": TIDY}
+        first = self.page(files)
+        self.assertEqual(self.page({}, old=first), first)
+        later = "date: 2026-12-01\ncommit: def5678\nmachine: another CPU, 2 cores\n"
+        page = self.page({"asan.about": later, "asan.xml": UNIT, "asan.json": self.labels("unit", "a_test", "b_test")}, old=first)
+        self.assertIn("Machine: a CPU, 2 cores; another CPU, 2 cores.", page)
+        self.assertRegex(page, r"\| asan \| .* \| all; 2026-12-01 \| `def5678` \|")
+        self.assertRegex(page, r"\| fuzz \| .* \| all; 2026-11-29 \| `abc1234` \|")
+        self.assertIn("| plan_fuzz | not told | 3 | a fault was found |", page)
+        self.assertIn("- plan_fuzz (fuzz)", page)
+        self.assertNotIn("b_test (asan)", page)
+        self.assertIn("- asan: b_test: not run", page)
+        self.assertIn("1 findings:\n\n- bugprone-x: 1", page)
 
     def test_nothing(self):
         page = self.page({})
