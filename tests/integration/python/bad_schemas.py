@@ -1,10 +1,12 @@
 """Schemas that must be refused: what is wrong with each, and what the daemon says."""
 
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
 import spectrumkv as skv
-from spectrumkv.v1 import schema_pb2
+from spectrumkv.errors import rpc
+from spectrumkv.v1 import schema_pb2, worker_service_pb2
 
 SEGMENT_BYTES = 1 << 20
 
@@ -26,6 +28,11 @@ def good_schema():
     schema = schema_pb2.PoolSchema(model="m", revision="r", groups=[group.to_proto(0, 0)])
     schema.segments.add().daemon_owned.size_bytes = SEGMENT_BYTES
     return schema
+
+
+def register(client, schema, **fields):
+    request = worker_service_pb2.RegisterPoolRequest(request_id=str(uuid.uuid4()), schema=schema, **fields)
+    return rpc(client.worker.RegisterPool, request, 20)
 
 
 def _group(**fields):

@@ -7,7 +7,9 @@ import itertools
 
 import pytest
 from ends import Ends
+from moves import serves_the_next
 from real_daemon import PROGRAM, RealDaemon
+from small_sides import small_sides
 
 _numbers = itertools.count(1)
 
@@ -71,3 +73,25 @@ def daemons_survive(prefill, decode):
     yield
     for daemon in (prefill, decode):
         assert daemon.alive, daemon.log()
+
+
+@pytest.fixture
+def counted(prefill):
+    """Something in the test must move errors_total of the prefill daemon."""
+    before = prefill.errors()
+    yield
+    assert prefill.errors() > before
+
+
+@pytest.fixture
+def next_is_served(source, target, prefill, decode, transfer_id):
+    """Whatever the test does, the next transfer is served."""
+    yield
+    serves_the_next(transfer_id, source, target, prefill, decode)
+
+
+@pytest.fixture
+def sides(source, target, prefill, decode):
+    """Two small pools that fit each other; the first is filled."""
+    with small_sides(source, target, prefill, decode) as both:
+        yield both
