@@ -117,6 +117,11 @@ void Transfer::AdoptData(uint32_t attempt, std::shared_ptr<DataStream> stream) {
   if (terminal() || attempt != attempt_.load() || link_.control == nullptr) {
     return stream->Close(MakeError(absl::StatusCode::kAborted, "SUPERSEDED", "the attempt of this stream has ended"));
   }
+  if (link_.data.size() >= options().streams) {  // each is worth some of the slots that all share
+    parts().metrics->CountError(ErrorStage(), absl::StatusCode::kInvalidArgument);
+    return stream->Close(MakeError(absl::StatusCode::kInvalidArgument, "PROTOCOL_VIOLATION",
+                                   absl::StrCat("more data streams than the ", options().streams, " that were offered")));
+  }
   link_.data.push_back(std::move(stream));
   UpdateReport([&](TransferReport& r) { r.streams = static_cast<uint32_t>(link_.data.size()); });
   OnDataStreamAdded();

@@ -220,6 +220,7 @@ void TransferManagerImpl::Cancel(const Caller& caller, const std::string& transf
                                  std::function<void(absl::StatusOr<TransferReport>)> done) {
   std::shared_ptr<Transfer> transfer;
   std::shared_ptr<PartGroup> group;
+  std::shared_ptr<Refinement> refinement;
   absl::StatusOr<TransferReport> answer = UnknownTransfer(transfer_id);
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -229,10 +230,17 @@ void TransferManagerImpl::Cancel(const Caller& caller, const std::string& transf
     } else {
       transfer = entries_.at(*key).transfer;
       group = entries_.at(*key).group;
+      refinement = entries_.at(*key).refinement;
       if (transfer == nullptr) answer = entries_.at(*key).report;
     }
   }
   if (group != nullptr) return group->Cancel(std::move(done));
+  if (refinement != nullptr) {  // an ApplyRefinement may be writing
+    done = [refinement, done = std::move(done)](absl::StatusOr<TransferReport> report) {
+      if (!report.ok() || report->state == TransferState::kCommitted) return done(std::move(report));
+      refinement->Close([done, report] { done(report); });
+    };
+  }
   if (transfer == nullptr) return done(std::move(answer));
   Transfer* t = transfer.get();
   transfer->Post([t, done = std::move(done)] { t->Cancel(done); });
@@ -313,7 +321,8 @@ std::shared_ptr<ControlListener> TransferManagerImpl::OnControl(std::shared_ptr<
         // Refused, broken or never joined: no transfer counts it.
         parking_.Forget(s);
         parts_.metrics->CountError(MetricStage::kQueue, status.code());
-      });
+      },
+      frame_room_);
   session->BindStream(std::move(stream));
   return session;
 }
@@ -342,7 +351,7 @@ void TransferManagerImpl::OnHello(std::shared_ptr<ControlSession> session, Hello
       if (refusal.ok()) transfer = it->second.Find(hello.part_index);
       late = LateAnswer(it->second, hello.part_index);
     } else if (draining_) {
-      refusal = MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the daemon is draining");
+      refusal = Draining();
     }
   }
   if (transfer != nullptr) {
@@ -357,7 +366,9 @@ void TransferManagerImpl::OnHello(std::shared_ptr<ControlSession> session, Hello
       std::unique_lock<std::mutex> lock(mutex_);
       const auto it = entries_.find({ours, hello.transfer_id});
       const bool here = it != entries_.end() && (!it->second.live() || it->second.Find(hello.part_index) != nullptr);
+      const bool late_for_drain = draining_ && it == entries_.end();
       lock.unlock();
+      if (late_for_drain) parking_.CloseAll(Draining());
       if (here) Welcome({ours, hello.transfer_id}, hello.part_index);
       return;
     }

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -118,6 +119,8 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
     std::string refines;
     std::shared_ptr<Refinement> refinement;
   };
+  // Is told of the end of a retention, and what had been refined of it until then.
+  using Closer = std::function<void(const std::vector<std::shared_ptr<Refinement>>&)>;
   // What is kept of a transfer after its commit, so that it can be refined.
   struct Kept {
     std::shared_ptr<RetainedSource> source;  // a sender's
@@ -126,11 +129,12 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
     int64_t until_ns = 0;
     TimerId timer = 0;
     uint64_t kv_bytes = 0, wire_bytes = 0, refined_wire_bytes = 0;
-    std::set<std::string> children;  // refinements that run
+    // Refinements that run, and those that are about to: each is in it once for itself, whatever ids others have.
+    std::multiset<std::string> children;
     bool ended = false;
     std::shared_ptr<std::atomic<bool>> over = std::make_shared<std::atomic<bool>>(false);  // ended, without the lock
     uint32_t rounds = 0, failures = 0;  // of refinement in the background; the latter one after another
-    std::vector<std::function<void()>> waiters;  // for its end
+    std::vector<Closer> waiters;  // for its end
     std::map<uint64_t, std::function<void(const TransferReport&)>> exact_waiters;  // for that, or the end; by watch
     int64_t used_ns = 0;  // when a refinement last began to read it
     bool cached = false;  // its words are in cache_
@@ -167,14 +171,16 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   // manager_refine.cc.
   bool AddKept(const Key& key, Kept kept, uint64_t retain_ms);
   // of_pool: only where it still is in that pool.
-  void EndKept(const Key& key, const absl::Status& why, std::function<void()> done = nullptr,
-               const std::string* of_pool = nullptr);
+  void EndKept(const Key& key, const absl::Status& why, Closer done = nullptr, const std::string* of_pool = nullptr);
+  // Those of it at the receiver, and what it is itself if it is over. REQUIRES mutex_
+  std::vector<std::shared_ptr<Refinement>> RefinementsOf(const Key& key) const;
   void FinishKept(const Key& key);
   void EndAllKept(const std::string& pool_id, const absl::Status& why);  // of any pool where that is empty
   // Refinements of it that run. REQUIRES mutex_
   std::vector<std::shared_ptr<Transfer>> ChildrenOf(const Key& key, const Kept& kept) const;
   void CallEnded();
   static void CloseAll(const std::vector<std::shared_ptr<Refinement>>& refinements, std::function<void()> done);
+  static void EraseOne(const std::string& child, Kept* kept);
   void OnRefined(const Key& child, const TransferReport& report, const std::shared_ptr<Refinement>& refinement);
   // What the daemon has begun itself has ended so.
   void TryAgain(const Key& base, const TransferReport& report);
@@ -187,7 +193,8 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   void CopyToCache(const Key& key, std::shared_ptr<const RetainedSource> source, const std::atomic<bool>& over);
   void FinishMove(const Key& key);
   // The next round of a refinement in the background, where there is one to do.
-  void RefineInBackground(const std::string& transfer_id);
+  // `of`: only where that is still what is retained.
+  void RefineInBackground(const std::string& transfer_id, const std::optional<std::weak_ptr<RefineBase>>& of = std::nullopt);
   void NoteExact(const Key& base, const Refinement& refinement);
   static bool MakesExact(const RefineSpec& spec, const RefineChoice& choice, RefineBase* base);
   void FillRefinement(const Key& key, const Entry& entry, TransferReport* report) const;  // REQUIRES mutex_
@@ -213,6 +220,7 @@ class TransferManagerImpl final : public TransferManager, public TransferHost {
   const TransferOptions options_;
   const TransferParts parts_;
   Parking parking_;
+  const std::shared_ptr<FrameRoom> frame_room_ = std::make_shared<FrameRoom>(kWaitingFrameBytes);
   RateBook rates_;
   const std::shared_ptr<StagingRoom> staging_, cache_;
   const std::shared_ptr<Door> door_ = std::make_shared<Door>();

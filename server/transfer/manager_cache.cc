@@ -50,7 +50,7 @@ void TransferManagerImpl::MoveToCache(const Caller& caller, const std::string& t
   }
   if (too_large.has_value()) {
     parts_.metrics->CountRetention(MetricRole::kSender, MetricRetention::kUncached);
-    return EndKept(*too_large, NoRoom(), [done = std::move(done)] { done(false); });
+    return EndKept(*too_large, NoRoom(), [done = std::move(done)](const auto&) { done(false); });
   }
   if (!waits) return done(answer);
   // Refinements under way read the blocks: they end, and may be asked for again.

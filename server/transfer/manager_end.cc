@@ -4,6 +4,7 @@
 
 #include "server/base/status.h"
 #include "server/transfer/manager.h"
+#include "server/transfer/manager_errors.h"
 #include "server/transfer/units.h"
 
 namespace spectrumkv {
@@ -19,7 +20,7 @@ void TransferManagerImpl::StartDraining(std::function<void()> done) {
   }
   parts_.metrics->SetDraining(true);
   EndAllKept("", absl::OkStatus());  // refinements that run may finish
-  parking_.CloseAll(MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the daemon is draining"));
+  parking_.CloseAll(Draining());
   if (done) done();
 }
 

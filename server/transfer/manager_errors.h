@@ -41,6 +41,10 @@ inline absl::Status UnsupportedVersion(uint32_t format_version) {
                    absl::StrCat("chunk format version ", format_version, ", this daemon speaks 1"));
 }
 
+inline absl::Status Draining() {
+  return MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the daemon is draining");
+}
+
 inline absl::Status PeerRestarted() {
   return MakeError(absl::StatusCode::kFailedPrecondition, "PEER_RESTARTED",
                    "the peer daemon has restarted since the transfer began");

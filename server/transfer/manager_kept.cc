@@ -75,7 +75,7 @@ bool TransferManagerImpl::KeepBase(std::shared_ptr<RefineBase> base) {
 
 std::vector<std::shared_ptr<Transfer>> TransferManagerImpl::ChildrenOf(const Key& key, const Kept& kept) const {
   std::vector<std::shared_ptr<Transfer>> children;
-  for (const std::string& child : kept.children) {
+  for (const std::string& child : std::set<std::string>(kept.children.begin(), kept.children.end())) {
     const auto entry = entries_.find({key.first, child});
     if (entry != entries_.end() && entry->second.transfer != nullptr) children.push_back(entry->second.transfer);
   }
@@ -83,8 +83,9 @@ std::vector<std::shared_ptr<Transfer>> TransferManagerImpl::ChildrenOf(const Key
 }
 
 // Nothing new begins; what runs is ended with `why`, unless that is OK: then it may finish.
-void TransferManagerImpl::EndKept(const Key& key, const absl::Status& why, std::function<void()> done, const std::string* of_pool) {
+void TransferManagerImpl::EndKept(const Key& key, const absl::Status& why, Closer done, const std::string* of_pool) {
   std::vector<std::shared_ptr<Transfer>> children;
+  std::vector<std::shared_ptr<Refinement>> refinements;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto it = kept_.find(key);
@@ -96,8 +97,9 @@ void TransferManagerImpl::EndKept(const Key& key, const absl::Status& why, std::
       if (done) kept.waiters.push_back(std::exchange(done, nullptr));
       children = ChildrenOf(key, kept);
     }
+    if (done) refinements = RefinementsOf(key);
   }
-  if (done) return done();
+  if (done) return done(refinements);
   if (!why.ok()) {
     for (auto& child : children) child->Post([t = child.get(), why] { t->Fail(why); });
   }
@@ -108,12 +110,14 @@ void TransferManagerImpl::EndKept(const Key& key, const absl::Status& why, std::
 void TransferManagerImpl::FinishKept(const Key& key) {
   Kept kept;  // let go outside the lock
   TransferReport report;
+  std::vector<std::shared_ptr<Refinement>> refinements;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto it = kept_.find(key);
     if (it == kept_.end() || !it->second.ended || !it->second.children.empty() || it->second.copying) return;
     kept = std::move(it->second);
     kept_.erase(it);
+    refinements = RefinementsOf(key);  // no other begins any more
     const auto entry = entries_.find(key);
     if (entry != entries_.end()) report = entry->second.report;
   }
@@ -123,7 +127,7 @@ void TransferManagerImpl::FinishKept(const Key& key) {
   parts_.metrics->AddSavedBytes(MetricRoleOf(key.first), kept.kv_bytes, kept.wire_bytes + kept.refined_wire_bytes);
   for (auto& [watch_id, waiter] : kept.exact_waiters) waiter(report);
   for (auto& mover : kept.movers) mover(false);
-  for (auto& waiter : kept.waiters) waiter();
+  for (auto& waiter : kept.waiters) waiter(refinements);
 }
 
 void TransferManagerImpl::EndAllKept(const std::string& pool_id, const absl::Status& why) {
@@ -149,23 +153,30 @@ void TransferManagerImpl::CloseAll(const std::vector<std::shared_ptr<Refinement>
 void TransferManagerImpl::EndRefinements(const Caller& caller, const std::string& transfer_id, std::optional<Role> role,
                                          std::function<void()> done) {
   std::optional<Key> key;
-  std::vector<std::shared_ptr<Refinement>> refinements;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const absl::StatusOr<Key> found = KeyOf(caller, transfer_id, role);
-    if (found.ok()) {
-      key = *found;
-      const Entry& entry = entries_.at(*found);
-      // While one still runs, its receiver decodes into what Close gives back.
-      if (entry.refinement != nullptr && !entry.live()) refinements.push_back(entry.refinement);
-      for (const auto& weak : entry.refinements) {
-        if (auto refinement = weak.lock(); refinement != nullptr) refinements.push_back(std::move(refinement));
-      }
-    }
+    if (found.ok()) key = *found;
   }
   if (!key.has_value()) return done();
   EndKept(*key, MakeError(absl::StatusCode::kCancelled, "RELEASED", "the worker has released the transfer"),
-          [refinements, done = std::move(done)] { CloseAll(refinements, done); });
+          [done = std::move(done)](const std::vector<std::shared_ptr<Refinement>>& refinements) { CloseAll(refinements, done); });
+}
+
+std::vector<std::shared_ptr<Refinement>> TransferManagerImpl::RefinementsOf(const Key& key) const {
+  std::vector<std::shared_ptr<Refinement>> refinements;
+  const auto entry = entries_.find(key);
+  if (entry == entries_.end()) return refinements;
+  // While one still runs, its receiver decodes into what Close gives back.
+  if (entry->second.refinement != nullptr && !entry->second.live()) refinements.push_back(entry->second.refinement);
+  for (const auto& weak : entry->second.refinements) {
+    if (auto refinement = weak.lock(); refinement != nullptr) refinements.push_back(std::move(refinement));
+  }
+  return refinements;
+}
+
+void TransferManagerImpl::EraseOne(const std::string& child, Kept* kept) {
+  if (const auto it = kept->children.find(child); it != kept->children.end()) kept->children.erase(it);
 }
 
 void TransferManagerImpl::EndRefinementsOf(const std::string& pool_id) {

@@ -16,8 +16,12 @@ absl::Status InvalidPart(const std::string& field, const std::string& what) {
 }  // namespace
 
 TransferReport TransferManagerImpl::Entry::Now() const {
-  if (transfer != nullptr) return transfer->Snapshot();
-  return group != nullptr ? group->Snapshot() : report;
+  if (!live()) return report;
+  TransferReport now = transfer != nullptr ? transfer->Snapshot() : group->Snapshot();
+  if (!IsTerminal(now.state)) return now;
+  now.state = TransferState::kVerifying;  // an end is told once it is remembered: whoever sees it may release at once
+  now.error = absl::OkStatus();
+  return now;
 }
 
 std::shared_ptr<Transfer> TransferManagerImpl::Entry::Find(uint32_t part_index) const {

@@ -26,6 +26,7 @@ constexpr int64_t kBurstNs = 20 * kMsToNs;
 // What the daemon has begun itself and failed is tried again: at most so often one after another.
 constexpr uint32_t kMaxFailures = 3;
 constexpr int64_t kFirstPauseNs = 100 * kMsToNs;
+constexpr int kMaxRoundsOfOthers = 1000;
 
 bool MayBeOverSoon(const absl::Status& error) {
   const std::string reason = ReasonOf(error);
@@ -82,7 +83,7 @@ bool TransferManagerImpl::MakesExact(const RefineSpec& spec, const RefineChoice&
   return base->tiers->CoarseCells(base->shape) == choice.cells;
 }
 
-void TransferManagerImpl::RefineInBackground(const std::string& transfer_id) {
+void TransferManagerImpl::RefineInBackground(const std::string& transfer_id, const std::optional<std::weak_ptr<RefineBase>>& of) {
   RefineSpec spec;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -97,6 +98,8 @@ void TransferManagerImpl::RefineInBackground(const std::string& transfer_id) {
       return;
     }
     const RefineBase& base = *kept->second.base;
+    // Another transfer may have the id by now.
+    if (!base.background_tier.has_value() || (of.has_value() && of->lock() != kept->second.base)) return;
     spec.transfer_id = transfer_id;
     spec.refine_id = absl::StrCat(transfer_id, ".refine-", ++kept->second.rounds);
     spec.owner = entry->second.owner;
@@ -105,7 +108,17 @@ void TransferManagerImpl::RefineInBackground(const std::string& transfer_id) {
     spec.deadline_ms = std::max<int64_t>(1, (kept->second.until_ns - parts_.clock->NowNs()) / kMsToNs);
     spec.fingerprint = "B";
   }
-  const auto started = Refine(spec);
+  auto started = Refine(spec);
+  // Of an earlier transfer of this id, released, whose rounds are remembered still.
+  for (int round = 0; round < kMaxRoundsOfOthers && ReasonOf(started.status()) == "TRANSFER_EXISTS"; ++round) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto kept = kept_.find({Role::kReceiver, transfer_id});
+      if (kept == kept_.end()) return;
+      spec.refine_id = absl::StrCat(transfer_id, ".refine-", ++kept->second.rounds);
+    }
+    started = Refine(spec);
+  }
   // All is there, and the round that brought the last of it did not live to compare checksums: nothing more will come.
   if (started.ok() && started->cells == 0) return EndKept({Role::kReceiver, transfer_id}, absl::OkStatus());
   if (started.ok()) return;
@@ -155,7 +168,8 @@ void TransferManagerImpl::OnRefined(const Key& child, const TransferReport& repo
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto kept = kept_.find(key);
-    if (kept != kept_.end() && kept->second.children.erase(child.second) != 0) {
+    if (kept != kept_.end()) {
+      EraseOne(child.second, &kept->second);
       kept->second.refined_wire_bytes += report.wire_bytes;
     }
     const auto base = entries_.find(key);
@@ -185,10 +199,12 @@ void TransferManagerImpl::TryAgain(const Key& base, const TransferReport& report
   if (report.state == TransferState::kCommitted) it->second.failures = 0;
   if (!MayBeOverSoon(report.error) || it->second.failures >= kMaxFailures) return;
   const int64_t pause_ns = kFirstPauseNs << it->second.failures++;
-  parts_.clock->CallAt(parts_.clock->NowNs() + pause_ns, [door = door_, transfer_id = base.second] {
+  parts_.clock->CallAt(parts_.clock->NowNs() + pause_ns,
+                       [door = door_, transfer_id = base.second, of = std::weak_ptr<RefineBase>(it->second.base)] {
     std::lock_guard<std::mutex> open(door->mutex);
     TransferManagerImpl* const manager = door->manager;
-    if (manager != nullptr) manager->parts_.control->Post([manager, transfer_id] { manager->RefineInBackground(transfer_id); });
+    if (manager == nullptr) return;
+    manager->parts_.control->Post([manager, transfer_id, of] { manager->RefineInBackground(transfer_id, of); });
   });
 }
 
@@ -316,12 +332,12 @@ absl::StatusOr<std::shared_ptr<RetainedSource>> TransferManagerImpl::RetainedFor
   return kept->second.source;
 }
 
-// Of a refinement that has not begun after all.
+// The hello is answered: a refinement that has begun is a child by itself.
 void TransferManagerImpl::ForgetChild(const Key& base, const std::string& child) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto kept = kept_.find(base);
-    if (kept != kept_.end() && entries_.count({base.first, child}) == 0) kept->second.children.erase(child);
+    if (kept != kept_.end()) EraseOne(child, &kept->second);
   }
   FinishKept(base);
   FinishMove(base);
@@ -351,10 +367,8 @@ void TransferManagerImpl::OnRefineHello(std::shared_ptr<ControlSession> session,
       const Key base{Role::kSender, source->transfer_id};
       const absl::Status begun = StartRefining(*source, hello);
       source.reset();
-      if (!begun.ok()) {
-        ForgetChild(base, hello.transfer_id);
-        return begun;
-      }
+      ForgetChild(base, hello.transfer_id);
+      if (!begun.ok()) return begun;
       std::lock_guard<std::mutex> lock(mutex_);
       const auto it = entries_.find({Role::kSender, hello.transfer_id});
       if (it == entries_.end() || it->second.transfer == nullptr) return TransferExists(hello.transfer_id);

@@ -13,13 +13,12 @@ constexpr int64_t kRetryAfterMs = 200;
 // How long the last words of a half that ended are kept for the other.
 constexpr int64_t kLastWordsNs = 60'000 * kMsToNs;
 
-// "ipv4:10.0.0.1:5555" -> "ipv4:10.0.0.1": each connection of a host has a port of its own.
-std::string HostOf(const std::string& peer) {
+}  // namespace
+
+std::string HostOfPeer(const std::string& peer) {
   const bool has_port = peer.rfind("ipv4:", 0) == 0 || peer.rfind("ipv6:", 0) == 0;
   return has_port ? peer.substr(0, peer.rfind(':')) : peer;
 }
-
-}  // namespace
 
 Parking::Parking(Clock* clock, uint32_t max_parked, int64_t heartbeat_ms, int64_t max_wait_ms)
     : clock_(clock),
@@ -45,7 +44,7 @@ absl::Status Parking::Park(Role role, std::shared_ptr<ControlSession> session, H
       if (stale) superseded.push_back(it->second.session);
       it = stale ? EraseLocked(it) : std::next(it);
     }
-    const std::string host = HostOf(peer);
+    const std::string host = HostOfPeer(peer);
     if (absl::Status room = MakeRoomLocked(host); !room.ok()) return room;
     const int64_t wait_ns = std::min<int64_t>(
         max_wait_ns_, static_cast<int64_t>(std::min<uint64_t>(hello.deadline_ms, 1u << 30)) * kMsToNs);

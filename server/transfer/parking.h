@@ -1,5 +1,5 @@
-// Peers that dialled before this daemon's worker brought its half of the transfer. They wait without memory: a stream
-// and a hello each, bounded in number, with a deadline, kept alive by heartbeats. No peer may use up the room of all: it
+// Peers that dialled before this daemon's worker brought its half of the transfer. They wait with little memory: a
+// stream, a hello and what else they said (FrameRoom) each, bounded in number, with a deadline, kept alive by heartbeats. No peer may use up the room of all: it
 // may have at most as many waiting as there is room left for others.
 #pragma once
 
@@ -17,6 +17,9 @@
 #include "server/transfer/session.h"
 
 namespace spectrumkv {
+
+// "ipv4:10.0.0.1:5555" -> "ipv4:10.0.0.1": each connection of a host has a port of its own. Of ControlStream::peer().
+std::string HostOfPeer(const std::string& peer);
 
 // Thread-safe.
 class Parking {

@@ -245,6 +245,7 @@ void ReceiverTransfer::OnChunk(uint32_t attempt, std::unique_ptr<ReceivedChunk> 
   auto slot = std::make_shared<Slot>();
   {
     std::lock_guard<std::mutex> lock(slots_mutex_);
+    if (attempt != attempt_.load()) return;  // the next one has counted its credits by the slots that are free
     if (!free_slots_.empty()) {
       *slot = std::move(free_slots_.back());
       free_slots_.pop_back();

@@ -97,15 +97,16 @@ void ReceiverTransfer::DecodeArrived() {
   }
   absl::Status done;
   if (!jobs.empty()) done = DecodeOnDevice(decode_target_, &ThreadScratch(), &jobs);
+  size_t next = 0;
+  for (Arrived& arrived : good) {
+    if (!done.ok() || arrived.decoded.duplicate) continue;
+    arrived.decoded.result = jobs[next++].result;
+    NotePlaced(arrived.view);  // before another may write there
+  }
   gate_.Leave();
   if (!done.ok()) return give_back(done);
   const double seconds = static_cast<double>(NowNs() - begin_ns) * 1e-9 / static_cast<double>(good.size());
-  size_t next = 0;
   for (Arrived& arrived : good) {
-    if (!arrived.decoded.duplicate) {
-      arrived.decoded.result = jobs[next++].result;
-      NotePlaced(arrived.view);
-    }
     arrived.decoded.decode_seconds = seconds;
     Dispatch([this, decoded = arrived.decoded, slot = arrived.slot] {
       OnDecoded(decoded);

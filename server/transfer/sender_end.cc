@@ -44,6 +44,7 @@ void SenderTransfer::StopWork() {
   if (wants_slot_ && slot_wait_ != 0) parts().send_slots->Cancel(slot_wait_);
   encoded_.clear();
   ready_.clear();
+  batch_.clear();
   NoteWait();
   // What is on loan comes back at once when its streams break, unless it waits in a connection that the peer does not
   // read. The receiver of a committed transfer has it all.

@@ -2,20 +2,47 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "server/base/status.h"
+#include "server/transfer/parking.h"
 #include "server/transfer/transfer.h"
 
 namespace spectrumkv {
 namespace {
 
-// A dialler sends at most a manifest, a cancel and a few heartbeats before it has heard from us.
-constexpr size_t kMaxBacklog = 64;
+// A dialler sends at most a manifest and how its half has ended before it has heard from us, and heartbeats.
+constexpr size_t kMaxBacklog = 4;
 
 }  // namespace
+
+bool FrameRoom::Take(const std::string& host, size_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = of_host_.find(host);
+  const size_t own = it == of_host_.end() ? 0 : it->second;
+  if (bytes > limit_bytes_ || used_bytes_ + own + bytes > limit_bytes_) return false;
+  used_bytes_ += bytes;
+  of_host_[host] = own + bytes;
+  return true;
+}
+
+void FrameRoom::Give(const std::string& host, size_t bytes) {
+  if (bytes == 0) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  used_bytes_ -= bytes;
+  const auto it = of_host_.find(host);
+  if ((it->second -= bytes) == 0) of_host_.erase(it);
+}
+
+ControlSession::~ControlSession() { GiveRoomLocked(); }
+
+void ControlSession::GiveRoomLocked() {
+  if (room_ != nullptr) room_->Give(host_, std::exchange(backlog_bytes_, 0));
+}
 
 void ControlSession::BindStream(std::shared_ptr<ControlStream> stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   stream_ = std::move(stream);
+  host_ = HostOfPeer(stream_->peer());
 }
 
 std::shared_ptr<ControlStream> ControlSession::stream() const {
@@ -32,6 +59,7 @@ void ControlSession::Attach(std::shared_ptr<Transfer> transfer) {
     });
   }
   backlog_.clear();
+  GiveRoomLocked();
   if (closed_) {
     transfer_->Post([t = transfer_.get(), self = shared_from_this(), status = close_status_] {
       t->OnControlClosed(self, status);
@@ -75,13 +103,24 @@ void ControlSession::OnFrame(ControlFrame frame) {
     return on_hello_(shared_from_this(), std::move(*hello));
   }
   if (std::holds_alternative<HeartbeatFrame>(frame)) return;
-  backlog_.push_back(std::move(frame));
-  if (backlog_.size() > kMaxBacklog) {
-    const std::shared_ptr<ControlStream> stream = stream_;
-    lock.unlock();
-    stream->Close(MakeError(absl::StatusCode::kResourceExhausted, "TOO_MANY_FRAMES",
-                            "more than 64 frames before the transfer was joined"));
+  const size_t bytes = MessageBytes(frame);
+  absl::Status full;
+  if (backlog_.size() == kMaxBacklog) {
+    full = MakeError(absl::StatusCode::kResourceExhausted, "TOO_MANY_FRAMES",
+                     absl::StrCat("more than ", kMaxBacklog, " frames before the transfer was joined"));
+  } else if (room_ != nullptr && !room_->Take(host_, bytes)) {
+    full = MakeError(absl::StatusCode::kResourceExhausted, "WAITING_FULL",
+                     absl::StrCat("a frame of ", bytes, " bytes does not fit in what is left of the ", room_->limit_bytes(),
+                                  " bytes for frames that wait for their transfers"));
   }
+  if (full.ok()) {
+    backlog_bytes_ += bytes;
+    backlog_.push_back(std::move(frame));
+    return;
+  }
+  const std::shared_ptr<ControlStream> stream = stream_;
+  lock.unlock();
+  if (stream != nullptr) stream->Close(full);
 }
 
 void ControlSession::OnClosed(absl::Status status) {

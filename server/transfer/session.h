@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "server/stream/transport.h"
@@ -13,6 +15,25 @@
 namespace spectrumkv {
 
 class Transfer;
+
+// Manifests of long prompts that drop many tokens are of some hundred KB, others of some hundred bytes.
+constexpr size_t kWaitingFrameBytes = 64u << 20;
+
+// Bytes of frames that wait for their transfers, of all peers together. No host may hold more than there is left for
+// others. Thread-safe.
+class FrameRoom {
+ public:
+  explicit FrameRoom(size_t limit_bytes) : limit_bytes_(limit_bytes) {}
+  bool Take(const std::string& host, size_t bytes);
+  void Give(const std::string& host, size_t bytes);
+  size_t limit_bytes() const { return limit_bytes_; }
+
+ private:
+  const size_t limit_bytes_;
+  std::mutex mutex_;
+  size_t used_bytes_ = 0;
+  std::map<std::string, size_t> of_host_;  // no zeros
+};
 
 // A control stream. A dialler's session is attached to its transfer from the start; an acceptor's waits for Hello, then
 // for the transfer it names. Thread-safe.
@@ -22,9 +43,11 @@ class ControlSession final : public ControlListener, public std::enable_shared_f
   using ClosedHandler = std::function<void(const ControlSession*, const absl::Status&)>;
 
   ControlSession() = default;
-  // For an acceptor: `on_hello` once, then `on_closed` if the stream ends before Attach.
-  ControlSession(HelloHandler on_hello, ClosedHandler on_closed)
-      : on_hello_(std::move(on_hello)), on_closed_(std::move(on_closed)) {}
+  // For an acceptor: `on_hello` once, then `on_closed` if the stream ends before Attach. What comes until then waits in
+  // `room` (null: unbounded in bytes).
+  ControlSession(HelloHandler on_hello, ClosedHandler on_closed, std::shared_ptr<FrameRoom> room = nullptr)
+      : on_hello_(std::move(on_hello)), on_closed_(std::move(on_closed)), room_(std::move(room)) {}
+  ~ControlSession() override;
 
   void BindStream(std::shared_ptr<ControlStream> stream);
   std::shared_ptr<ControlStream> stream() const;
@@ -45,7 +68,12 @@ class ControlSession final : public ControlListener, public std::enable_shared_f
   bool hello_seen_ = false;
   bool closed_ = false;
   absl::Status close_status_;
+  void GiveRoomLocked();
+
   std::vector<ControlFrame> backlog_;
+  const std::shared_ptr<FrameRoom> room_;
+  std::string host_;           // of stream_
+  size_t backlog_bytes_ = 0;   // taken of room_
 };
 
 // A data stream of one attempt of one transfer.

@@ -354,5 +354,54 @@ TEST_F(EngineTest, ADuplicatedChunkIsWrittenOnce) {
   }
 }
 
+// A peer's data streams, of which the test knows which were closed.
+class CountedStream final : public DataListener {
+ public:
+  explicit CountedStream(std::atomic<int>* refused) : refused_(refused) {}
+  void OnChunk(std::unique_ptr<ReceivedChunk>) override {}
+  void OnClosed(absl::Status status) override {
+    if (ReasonOf(status) == "PROTOCOL_VIOLATION") ++*refused_;
+  }
+
+ private:
+  std::atomic<int>* const refused_;
+};
+
+// Each stream is worth some of the slots that all transfers share.
+TEST_F(EngineTest, APeerGetsNoMoreDataStreamsThanAreOffered) {
+  Build();
+  Prepare();
+  std::atomic<uint64_t> session{0};
+  network_->SetFaultHook([&](const FaultPoint& point) {
+    const auto* reply = point.frame != nullptr ? std::get_if<HelloReplyFrame>(point.frame) : nullptr;
+    if (reply != nullptr) session = reply->session;
+    return Fault{};
+  });
+  SenderSpec published = Send("t", Source(), Raw(), "");
+  published.layerwise = true;  // and is not written yet
+  ASSERT_TRUE(a_->manager().StartSender(std::move(published)).ok());
+  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target(), "a")).ok());
+  const auto streams = [&] { return a_->manager().Get(kMe, "t", Role::kSender)->streams; };
+  for (int i = 0; i < 500 && streams() == 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  ASSERT_GT(streams(), 0u);
+  std::atomic<int> refused{0};
+  std::vector<std::shared_ptr<DataStream>> more;
+  for (uint32_t i = 0; i < 10; ++i) {
+    DataOpenFrame open;
+    open.transfer_id = "t";
+    open.attempt = 1;
+    open.session = session;
+    open.stream = 10 + i;
+    more.push_back(b_->transport().OpenData("a", open, std::make_shared<CountedStream>(&refused)));
+  }
+  for (int i = 0; i < 500 && refused < 8; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_GE(refused, 8);
+  EXPECT_LE(streams(), 2u);
+  ASSERT_TRUE(a_->manager().Advance(kMe, "t", 3, 80, {}, {}, 0).ok());
+  a_->Watch("t", Role::kSender)->WaitTerminal();
+  network_->SetFaultHook(nullptr);
+  for (auto& stream : more) stream->Close(absl::CancelledError(""));
+}
+
 }  // namespace
 }  // namespace spectrumkv

@@ -243,6 +243,7 @@ class Engine {
   uint64_t epoch() const { return epoch_; }
   PoolRegistry& pools() { return *pools_; }
   TransferManager& manager() { return *manager_; }
+  Transport& transport() { return *transport_; }
   GatedBackend& backend() { return backend_; }
   Metrics& metrics() { return metrics_; }
   Devices* devices() { return devices_.get(); }

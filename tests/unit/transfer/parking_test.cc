@@ -166,5 +166,75 @@ TEST(ParkingShares, IPv6HostsAreToldApart) {
   EXPECT_TRUE(park("ipv6:[::2]:3"));
 }
 
+// A peer's stream that remembers how it was closed.
+class ClosedStream final : public ControlStream {
+ public:
+  explicit ClosedStream(std::string peer) : peer_(std::move(peer)) {}
+  void Send(ControlFrame) override {}
+  void Close(absl::Status status) override { closed = std::move(status); }
+  std::string peer() const override { return peer_; }
+  absl::Status closed;
+
+ private:
+  const std::string peer_;
+};
+
+class WaitingFramesTest : public ::testing::Test {
+ protected:
+  struct Waiting {
+    std::shared_ptr<ControlSession> session;
+    std::shared_ptr<ClosedStream> stream;
+  };
+  Waiting Dial(const std::string& host) {
+    Waiting waiting;
+    waiting.stream = std::make_shared<ClosedStream>("ipv4:" + host + ":" + std::to_string(++ports_));
+    waiting.session = std::make_shared<ControlSession>([](std::shared_ptr<ControlSession>, HelloFrame) {},
+                                                       [](const ControlSession*, const absl::Status&) {}, room_);
+    waiting.session->BindStream(waiting.stream);
+    waiting.session->OnFrame(Hello(1));
+    return waiting;
+  }
+  // Of about `runs` times 4 to 12 bytes.
+  static ManifestFrame Manifest(uint32_t runs) {
+    ManifestFrame manifest;
+    for (uint32_t i = 0; i < runs; ++i) manifest.kept_tokens.push_back({3 * i, 1});
+    return manifest;
+  }
+  std::string ReasonAfter(const Waiting& waiting, ControlFrame frame) {
+    waiting.session->OnFrame(std::move(frame));
+    return ReasonOf(waiting.stream->closed);
+  }
+  int ports_ = 0;
+  std::shared_ptr<FrameRoom> room_ = std::make_shared<FrameRoom>(100000);
+};
+
+TEST_F(WaitingFramesTest, AreFew) {
+  const Waiting waiting = Dial("10.0.0.1");
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(ReasonAfter(waiting, HeartbeatFrame{}), "");
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(ReasonAfter(waiting, Manifest(1)), "");
+  EXPECT_EQ(ReasonAfter(waiting, Manifest(1)), "TOO_MANY_FRAMES");
+}
+
+TEST_F(WaitingFramesTest, AreBoundedInBytesAndNoHostMayHaveThemAll) {
+  const size_t large = MessageBytes(ControlFrame(Manifest(3000)));
+  ASSERT_GT(large, 10000u);
+  std::vector<Waiting> greedy;
+  std::string reason;
+  while (reason.empty()) {
+    greedy.push_back(Dial("10.0.0.1"));
+    reason = ReasonAfter(greedy.back(), Manifest(3000));
+    ASSERT_LT(greedy.size(), 100u);
+  }
+  EXPECT_EQ(reason, "WAITING_FULL");
+  EXPECT_EQ(ReasonAfter(Dial("10.0.0.2"), Manifest(3000)), "") << "half of it is left to others";
+  const size_t held = greedy.size() - 1;
+  EXPECT_EQ(ReasonAfter(Dial("10.0.0.1"), Manifest(3000)), "WAITING_FULL");
+  greedy.clear();  // streams that ended give all back
+  for (size_t i = 0; i < held; ++i) {
+    greedy.push_back(Dial("10.0.0.1"));
+    EXPECT_EQ(ReasonAfter(greedy.back(), Manifest(3000)), "");
+  }
+}
+
 }  // namespace
 }  // namespace spectrumkv
