@@ -26,6 +26,9 @@ struct PeerServerOptions {
   int64_t undelivered_timeout_ms = 10'000;
   // From the start of a stream to its hello or DataOpen.
   int64_t open_timeout_ms = 10'000;
+  // Connections without a stream: those of peers that vanished without a word would stay for ever. Longer than diallers
+  // keep theirs.
+  int64_t idle_connection_timeout_ms = 120'000;
 };
 
 class PeerServer {
