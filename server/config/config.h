@@ -29,6 +29,7 @@ struct Config {
   struct Quota {
     uint64_t pools_per_user = 32;
     uint64_t user_bytes = uint64_t{1} << 40;  // of segments
+    uint64_t segments_per_user = 4096;
     uint64_t holds_per_user = 256;
     uint64_t transfers_per_user = 512;
     uint64_t transfers_per_pool = 512;

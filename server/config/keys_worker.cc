@@ -26,6 +26,16 @@ std::vector<KeySpec> QuotaKeys() {
        64 * kTiB,
        {},
        "Bytes of all segments that one user may have registered at a time, its own and the daemon's."},
+      // At most half of what the daemon can guard (server/memory/sigbus_guard.h): no user takes all of it.
+      {"quota.segments_per_user",
+       KeyKind::kCount,
+       Ref(FIELD(quota.segments_per_user)),
+       "segments",
+       1,
+       8192,
+       {},
+       "Segments of all pools that one user may have registered at a time, however small: the daemon can guard 16384 of "
+       "all users against being cut short. A pool has at most 4096."},
       {"quota.holds_per_user",
        KeyKind::kCount,
        Ref(FIELD(quota.holds_per_user)),

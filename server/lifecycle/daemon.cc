@@ -3,7 +3,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <string>
 #include <system_error>
@@ -28,6 +27,7 @@
 #include "server/lifecycle/grpc_log.h"
 #include "server/lifecycle/grpc_servers.h"
 #include "server/lifecycle/options_of.h"
+#include "server/lifecycle/readiness.h"
 #include "server/lifecycle/socket_guard.h"
 #include "server/memory/device.h"
 #include "server/memory/slot_pool.h"
@@ -47,6 +47,8 @@ namespace {
 
 constexpr size_t kControlThreads = 2;
 constexpr size_t kCallThreads = 4;
+// Of codec.threads: no thread waits for a Plan's next step, and transfers have their turn.
+constexpr size_t kPlansPerThread = 2;
 // For calls that end by themselves once their transfers have: watchers get their last event.
 constexpr int kServerGraceMs = 500;
 // Names of the health service. The first is what a client asks for that names none.
@@ -86,15 +88,15 @@ class Daemon::Impl {
                           std::unique_ptr<SocketGuard>* guard, std::unique_ptr<LocalServer>* server);
   void WatchCertificates(const PeerSecurity& security);
   DaemonStatus Status() const;
-  // What the Health port and the worker socket say.
-  void SetReady(bool ready);
+  // Into what the Health port and the worker socket say.
+  void TellReady(bool ready);
 
   const Config config_;
   const uint64_t epoch_;
   gpu::Runtime* const gpus_;
-  DaemonAddresses addresses_;
+  DaemonAddresses addresses_;  // whole before the admin server, which reads it on threads of gRPC
   int64_t started_ns_ = 0;
-  std::atomic<bool> ready_{false};
+  Readiness readiness_{[this](bool ready) { TellReady(ready); }};
 
   // In the order of their making; Stop undoes it in reverse.
   BackendRegistry backends_;
@@ -183,9 +185,11 @@ absl::Status Daemon::Impl::StartEngine() {
   events.quota_refused = [metrics = metrics_.get()](PoolQuota quota) {
     metrics->CountQuotaRefused(quota == PoolQuota::kPools   ? MetricQuota::kPools
                                : quota == PoolQuota::kBytes ? MetricQuota::kBytes
-                                                            : MetricQuota::kHolds);
+                               : quota == PoolQuota::kSegments ? MetricQuota::kSegments
+                                                               : MetricQuota::kHolds);
   };
-  pools_ = PoolRegistry::Create(PoolLimitsOf(config_), epoch_, clock_.get(), std::move(events), devices_.get());
+  pools_ = PoolRegistry::Create(PoolLimitsOf(config_), epoch_, clock_.get(), std::move(events), devices_.get(),
+                                calls_.get());
 
   GrpcTransportOptions transport;
   transport.security = SecurityOf(config_);
@@ -216,7 +220,7 @@ absl::Status Daemon::Impl::StartEngine() {
   transfers_ = TransferManager::Create(options, parts);
   drain_ = std::make_unique<DrainController>(clock_.get(), transfers_.get(),
                                              static_cast<int64_t>(config_.drain.timeout_ms), [this] {
-                                               SetReady(false);
+                                               readiness_.End();
                                                pools_->StartDraining();
                                              });
   callers_ = std::make_shared<CallerTable>(static_cast<uint32_t>(config_.worker.max_connections));
@@ -226,8 +230,7 @@ absl::Status Daemon::Impl::StartEngine() {
   return absl::OkStatus();
 }
 
-void Daemon::Impl::SetReady(bool ready) {
-  ready_ = ready;
+void Daemon::Impl::TellReady(bool ready) {
   for (LocalServer* server : {health_.get(), worker_.get()}) {
     if (server == nullptr) continue;
     server->SetServing(kOverall, ready);
@@ -244,7 +247,7 @@ absl::Status Daemon::Impl::StartHealth() {
   auto server = LocalServer::Start(options);
   if (!server.ok()) return server.status();
   health_ = *std::move(server);
-  SetReady(false);
+  readiness_.Announce();
   addresses_.health = health_->tcp_address();
   return absl::OkStatus();
 }
@@ -287,6 +290,7 @@ absl::Status Daemon::Impl::StartServers() {
   context_.gate = gate_->gate();
   context_.calls = calls_.get();
   context_.compute = compute_.get();
+  context_.max_plans = static_cast<uint32_t>(kPlansPerThread * CodecThreads(config_));
   hooks_.status = [this] { return Status(); };
   hooks_.drain = [this](int64_t timeout_ms, std::function<void(DrainOutcome)> done) {
     Drain(timeout_ms, std::move(done));
@@ -327,24 +331,23 @@ absl::Status Daemon::Impl::StartServers() {
   context_.self_peer = SelfAddress(peer_->address());
   absl::Status status = StartLocal("worker", worker, &worker_guard_, &worker_);
   if (!status.ok()) return status;
-  LocalServer::Options admin;
-  admin.socket = config_.admin.socket;
-  admin.socket_key = "admin.socket";
-  admin.services = {admin_service_.get()};
-  admin.reflection = true;
-  status = StartLocal("admin", admin, &admin_guard_, &admin_);
-  if (!status.ok()) return status;
-
+  readiness_.Announce();
   auto exposer = MetricsExposer::Start(config_.metrics.listen_address, *metrics_);
   if (!exposer.ok()) return exposer.status();
   exposer_ = *std::move(exposer);
-
   addresses_.worker_socket = config_.worker.socket;
   addresses_.admin_socket = config_.admin.socket;
   addresses_.worker_tcp = worker_->tcp_address();
   addresses_.peer = peer_->address();
   addresses_.metrics = WithPort(config_.metrics.listen_address, exposer_->port());
-  return absl::OkStatus();
+
+  // Last: from here on others ask for the status, and drain.
+  LocalServer::Options admin;
+  admin.socket = config_.admin.socket;
+  admin.socket_key = "admin.socket";
+  admin.services = {admin_service_.get()};
+  admin.reflection = true;
+  return StartLocal("admin", admin, &admin_guard_, &admin_);
 }
 
 absl::Status Daemon::Impl::StartPeer() {
@@ -388,7 +391,7 @@ absl::Status Daemon::Impl::Start() {
   status = StartEngine();
   if (status.ok()) status = StartServers();
   if (!status.ok()) return status;
-  SetReady(true);
+  readiness_.Begin();
   SPECTRUMKV_LOG(kInfo, "lifecycle", "ready", {"version", VersionText()}, {"epoch", epoch_},
                  {"backend", backend_->name()}, {"peer", addresses_.peer}, {"peer_security", config_.peer.security},
                  {"health", addresses_.health}, {"metrics", addresses_.metrics});
@@ -404,7 +407,7 @@ DaemonStatus Daemon::Impl::Status() const {
   status.version = VersionText();
   status.peer_security = config_.peer.security;
   status.uptime_seconds = static_cast<double>(clock_->NowNs() - started_ns_) * 1e-9;
-  status.ready = ready_;
+  status.ready = readiness_.ready();
   status.draining = drain_->draining();
   status.worker_address = "unix:" + addresses_.worker_socket;
   status.admin_address = "unix:" + addresses_.admin_socket;
@@ -415,7 +418,7 @@ DaemonStatus Daemon::Impl::Status() const {
 }
 
 void Daemon::Impl::Stop() {
-  SetReady(false);
+  readiness_.End();
   certificates_.reset();
   CountHandshakeFailuresIn(nullptr);
   // Transfers end while both sides can still be told.

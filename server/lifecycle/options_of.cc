@@ -35,6 +35,7 @@ PoolLimits PoolLimitsOf(const Config& config) {
   limits.max_pools_per_user = static_cast<uint32_t>(config.quota.pools_per_user);
   limits.max_holds_per_user = static_cast<uint32_t>(config.quota.holds_per_user);
   limits.max_bytes_per_user = config.quota.user_bytes;
+  limits.max_segments_per_user = static_cast<uint32_t>(config.quota.segments_per_user);
   limits.max_owned_bytes = config.memory.max_owned_bytes;
   limits.max_pools = static_cast<uint32_t>(config.memory.max_pools);
   limits.max_chunk_bytes = kMaxChunkKvBytes;

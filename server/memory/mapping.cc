@@ -189,7 +189,8 @@ absl::StatusOr<std::unique_ptr<Mapping>> AllocateOwned(uint64_t size) {
   const uintptr_t begin = reinterpret_cast<uintptr_t>(address);
   uint8_t* data = reinterpret_cast<uint8_t*>((begin + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes);
   auto mapping = std::make_unique<Mapping>(address, mapped, data, size, /*fd=*/-1);
-  madvise(data, whole, MADV_HUGEPAGE);  // where the kernel has none, small pages are as right
+  // Whole ones: many small segments would take more than their quotas count. Where the kernel has none, small are as right.
+  if (const uint64_t huge = size / kHugePageBytes * kHugePageBytes; huge > 0) madvise(data, huge, MADV_HUGEPAGE);
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif

@@ -13,7 +13,7 @@ namespace spectrumkv {
 // Guards [data, data + size) until destroyed. Thread-safe. The handler is installed by the first one.
 class SigbusGuard {
  public:
-  // Most ranges guarded at one time in the process.
+  // Most ranges guarded at one time in the process. One user's share of them is bounded by quota.segments_per_user.
   static constexpr size_t kMaxRanges = 16384;
 
   // REQUIRES: data is page aligned.

@@ -388,7 +388,7 @@ const char* MetricLabelOf(MetricRefusal reason) {
   return Pick(kNames, kMetricRefusals, static_cast<int>(reason));
 }
 const char* MetricLabelOf(MetricQuota quota) {
-  static constexpr const char* kNames[] = {"pools", "bytes", "holds", "transfers", "pool_transfers"};
+  static constexpr const char* kNames[] = {"pools", "bytes", "segments", "holds", "transfers", "pool_transfers"};
   return Pick(kNames, kMetricQuotas, static_cast<int>(quota));
 }
 const char* MetricLabelOf(MetricRetention result) {

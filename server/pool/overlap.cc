@@ -9,6 +9,9 @@ namespace spectrumkv {
 namespace {
 
 constexpr uint64_t kMaxSpan = uint64_t{1} << 62;
+// Pieces that are looked at on all levels of the search of one schema: the most tensors a schema may have (2 * 4096), as
+// often as the most groups have dims (64 * 4).
+constexpr uint64_t kVisits = uint64_t{1} << 21;
 // Of all exact comparisons of one schema: a fraction of a second.
 constexpr uint64_t kExactSteps = uint64_t{1} << 23;
 using Pair = std::pair<size_t, size_t>;
@@ -48,10 +51,14 @@ void SortByBegin(std::vector<Piece>* pieces) {
   });
 }
 
-std::optional<Pair> Search(std::vector<Piece> pieces, uint64_t modulus);
+// Pieces whose hulls touch in a chain. `modulus` 0: positions are on a line; else they are on a circle of that length.
+struct Chain {
+  std::vector<Piece> pieces;
+  uint64_t modulus = 0;
+};
 
-// `pieces` sorted, positions on a line: splits them where nothing crosses and searches each part.
-std::optional<Pair> SearchLine(const std::vector<Piece>& pieces) {
+// `pieces` sorted, positions on a line: splits them where nothing crosses. What is alone is apart from all.
+void SplitLine(const std::vector<Piece>& pieces, std::vector<Chain>* chains) {
   size_t first = 0;
   while (first < pieces.size()) {
     size_t last = first + 1;
@@ -59,12 +66,10 @@ std::optional<Pair> SearchLine(const std::vector<Piece>& pieces) {
     for (; last < pieces.size() && pieces[last].begin < end; ++last) end = std::max(end, pieces[last].end());
     if (last - first > 1) {
       const auto begin = pieces.begin();
-      std::vector<Piece> chain(begin + static_cast<ptrdiff_t>(first), begin + static_cast<ptrdiff_t>(last));
-      if (auto found = Search(std::move(chain), 0)) return found;
+      chains->push_back({{begin + static_cast<ptrdiff_t>(first), begin + static_cast<ptrdiff_t>(last)}, 0});
     }
     first = last;
   }
-  return std::nullopt;
 }
 
 // Turns a circle of length `circle` into a line, cut where no piece crosses. False where there is no such place.
@@ -86,37 +91,56 @@ bool Unroll(std::vector<Piece>* pieces, uint64_t circle) {
   return false;
 }
 
-// Pieces whose hulls touch in a chain. `modulus` 0: positions are on a line; else they are on a circle of that length.
-std::optional<Pair> Search(std::vector<Piece> pieces, uint64_t modulus) {
-  const Pair suspect(pieces[0].index, pieces[1].index);
+// Looks at the chain modulo its greatest stride: what still touches there goes to `chains`. False where that decides
+// nothing.
+bool TakeStrideOff(Chain chain, std::vector<Chain>* chains) {
   uint64_t stride = 0;
-  for (const Piece& piece : pieces) {
+  for (const Piece& piece : chain.pieces) {
     if (piece.dim_count > 0) stride = std::max(stride, piece.dims[0].stride);
   }
-  if (stride == 0) return suspect;
-  if (modulus != 0 && modulus % stride != 0) return suspect;
-  for (Piece& piece : pieces) {
+  if (stride == 0) return false;
+  if (chain.modulus != 0 && chain.modulus % stride != 0) return false;
+  for (Piece& piece : chain.pieces) {
     if (piece.dim_count > 0 && piece.dims[0].stride == stride) {
       piece.span -= (piece.dims[0].extent - 1) * stride;
       std::copy(piece.dims.begin() + 1, piece.dims.end(), piece.dims.begin());
       --piece.dim_count;
     }
-    if (piece.span > stride) return suspect;
+    if (piece.span > stride) return false;
     piece.begin %= stride;
   }
-  if (Unroll(&pieces, stride)) return SearchLine(pieces);
-  return Search(std::move(pieces), stride);
+  if (Unroll(&chain.pieces, stride)) {
+    SplitLine(chain.pieces, chains);
+  } else {
+    chains->push_back({std::move(chain.pieces), stride});
+  }
+  return true;
+}
+
+// Whether taking strides off shows `pieces` (sorted) to be disjoint; false says nothing. A list of what is left to do
+// and no recursion: a schema may have as many levels as strides, and no more pieces are left than it began with.
+bool ShownApart(const std::vector<Piece>& pieces, uint64_t* visits_left) {
+  std::vector<Chain> chains;
+  SplitLine(pieces, &chains);
+  while (!chains.empty()) {
+    Chain chain = std::move(chains.back());
+    chains.pop_back();
+    if (chain.pieces.size() > *visits_left) return false;
+    *visits_left -= chain.pieces.size();
+    if (!TakeStrideOff(std::move(chain), &chains)) return false;
+  }
+  return true;
 }
 
 // The exact answer, for each pair whose hulls touch. `pieces` sorted.
-std::optional<Pair> SearchPairs(const std::vector<Lattice>& lattices, const std::vector<Piece>& pieces) {
+std::optional<Pair> SearchPairs(const std::vector<Lattice>& lattices, const std::vector<Piece>& pieces,
+                                uint64_t* steps_left) {
   std::vector<MeetShape> shapes;
   shapes.reserve(pieces.size());
   for (const Piece& piece : pieces) shapes.push_back(MeetShapeOf(lattices[piece.index]));
-  uint64_t steps_left = kExactSteps;
   for (size_t i = 0; i < pieces.size(); ++i) {
     for (size_t j = i + 1; j < pieces.size() && pieces[j].begin < pieces[i].end(); ++j) {
-      if (Meet(shapes[i], shapes[j], &steps_left) != Meeting::kApart) return Pair(pieces[i].index, pieces[j].index);
+      if (Meet(shapes[i], shapes[j], steps_left) != Meeting::kApart) return Pair(pieces[i].index, pieces[j].index);
     }
   }
   return std::nullopt;
@@ -149,6 +173,8 @@ std::optional<Pair> FindOverlap(const std::vector<Lattice>& lattices) {
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return lattices[a].segment < lattices[b].segment; });
+  // Of all segments together: a schema may have thousands.
+  uint64_t visits_left = kVisits, steps_left = kExactSteps;
   size_t first = 0;
   while (first < order.size()) {
     std::vector<Piece> pieces;
@@ -157,9 +183,9 @@ std::optional<Pair> FindOverlap(const std::vector<Lattice>& lattices) {
       pieces.push_back(PieceOf(lattices[order[first]], order[first]));
     }
     SortByBegin(&pieces);
-    // Most schemas end here; each chain of hulls is looked at again on its own where they do not.
-    if (!SearchLine(pieces)) continue;
-    if (auto found = SearchPairs(lattices, pieces)) return found;
+    // Most schemas end here.
+    if (ShownApart(pieces, &visits_left)) continue;
+    if (auto found = SearchPairs(lattices, pieces, &steps_left)) return found;
   }
   return std::nullopt;
 }

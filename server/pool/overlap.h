@@ -10,9 +10,11 @@
 // whose hulls still touch. This decides fused and split K/V, per block, token, head or element, all layers in one tensor
 // in any order, transposed dims; thousands of tensors at once.
 //
-// What is not shown to be disjoint so, such as groups that interleave with different strides, is decided exactly, two
-// tensors at a time (lattice_meet.h). That is bounded in work; only what is not decided within the bound counts as
-// overlapping though it may not: strides of many large extents without a common measure.
+// That is bounded in work and needs no deep stack: there may be as many levels as strides. What is not shown to be
+// disjoint so, such as groups that interleave with different strides, is decided exactly, two tensors at a time
+// (lattice_meet.h). That is bounded too, over all segments of a schema; only what is not decided within the bound counts
+// as overlapping though it may not: strides of many large extents without a common measure, or thousands of tensors
+// whose hulls all touch, each with a stride of its own.
 #pragma once
 
 #include <array>

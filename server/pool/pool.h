@@ -35,6 +35,7 @@ struct GroupBlockList {
 
 class Device;
 class Devices;
+class Executor;
 
 class BlockHold;
 
@@ -126,13 +127,16 @@ struct PoolLimits {
   // Of one caller.
   uint32_t max_pools_per_user = UINT32_MAX, max_holds_per_user = UINT32_MAX;
   uint64_t max_bytes_per_user = UINT64_MAX;  // of segments
+  // Bounded also where nobody sets it: each segment takes one of the process's guards (sigbus_guard.h), mappings and
+  // descriptors, however small it is. As many as one schema may have.
+  uint32_t max_segments_per_user = schema_limits::kSegments;
   uint64_t max_chunk_bytes = 0;  // 0: no such limit
   int64_t lease_default_ttl_ms = 30000, lease_min_ttl_ms = 1000, lease_max_ttl_ms = 600000;
 };
 
 // What happens to pools, for metrics. Called from any thread, must return quickly. `kind` of a lease: "pool" once, then
 // "source" or "destination" for each hold it took with it.
-enum class PoolQuota { kPools, kBytes, kHolds };
+enum class PoolQuota { kPools, kBytes, kSegments, kHolds };
 struct PoolEvents {
   std::function<void(const std::string& kind)> lease_expired = [](const std::string&) {};
   // A caller had as much as one may have.
@@ -141,9 +145,12 @@ struct PoolEvents {
 
 class PoolRegistry {
  public:
-  // `clock` and `devices` borrowed. `epoch` is the daemon's. Null devices: segments on GPUs are refused.
+  // `clock`, `devices` and `unmapper` borrowed. `epoch` is the daemon's. Null devices: segments on GPUs are refused.
+  // Pools that a timer ends (lease, failed segment) are unmapped on `unmapper`: large memory takes long, and other timers
+  // wait. They are listed as lost and counted until then. What is still queued there when the registry goes needs
+  // `devices` alone. Null: on the clock's thread. All other ends unmap inside the call that brings them.
   static std::unique_ptr<PoolRegistry> Create(PoolLimits limits, uint64_t epoch, Clock* clock, PoolEvents events,
-                                              Devices* devices = nullptr);
+                                              Devices* devices = nullptr, Executor* unmapper = nullptr);
   virtual ~PoolRegistry() = default;
 
   // Every call about a pool: PERMISSION_DENIED NOT_OWNER where it is another caller's.
@@ -153,7 +160,7 @@ class PoolRegistry {
   // lease_ttl_ms is brought into the limits; 0: the default. Errors: those of CheckSchema; NOT_FOUND SEGMENT_NOT_FOUND;
   // INVALID_ARGUMENT SEGMENT_TOO_SHORT, SEGMENT_SPARSE, SEGMENT_NOT_REGULAR, SEGMENT_OUTSIDE_DIR (symlinks too),
   // INVALID_REQUEST_ID; PERMISSION_DENIED SEGMENT_NO_ACCESS, SEGMENT_NOT_OWNED, UNKNOWN_CALLER; RESOURCE_EXHAUSTED
-  // POOLS_FULL, OWNED_QUOTA, POOLS_QUOTA, BYTES_QUOTA (retry delay, unless waiting cannot help), SEGMENT_MAP_FAILED, OUT_OF_MEMORY; UNAVAILABLE DRAINING;
+  // POOLS_FULL, OWNED_QUOTA, POOLS_QUOTA, BYTES_QUOTA, SEGMENTS_QUOTA (retry delay, unless waiting cannot help), SEGMENT_MAP_FAILED, OUT_OF_MEMORY; UNAVAILABLE DRAINING;
   // of segments on GPUs those of Devices::Get, Device::Allocate and Device::Import. Blocks while it maps.
   virtual absl::StatusOr<PoolHandle> Register(const Caller& caller, const std::string& request_id,
                                               const PoolSchema& schema, int64_t lease_ttl_ms) = 0;

@@ -75,6 +75,7 @@ PoolCore::PoolCore(Config config)
       schema_(std::move(config.schema)),
       segments_(std::make_shared<const Segments>(std::move(config.segments))),
       lease_ttl_ms_(config.lease_ttl_ms),
+      unmapper_(config.unmapper),
       events_(std::move(config.events)),
       on_gone_(std::move(config.on_gone)),
       clock_(config.clock) {
@@ -135,7 +136,7 @@ bool PoolCore::LookAtSegmentsLocked(std::optional<uint32_t> only) {
 void PoolCore::EndLaterLocked() {
   if (clock_ == nullptr || lost_.load() || end_scheduled_.exchange(true)) return;
   clock_->CallAt(clock_->NowNs(), [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->End("SEGMENT_FAILED");
+    if (const auto self = weak.lock()) self->End("SEGMENT_FAILED", self->unmapper_);
   });
 }
 
@@ -191,7 +192,7 @@ void PoolCore::OnLeaseTimer() {
       targets = target_notices_.size();
     }
   }
-  End(cause);
+  End(cause, unmapper_);
   if (cause != "LEASE_EXPIRED") return;
   events_.lease_expired("pool");
   for (; sources > 0; --sources) events_.lease_expired("source");
@@ -232,7 +233,7 @@ void PoolCore::CloseHold(uint64_t hold_id) {
   End("WORKER_GONE");
 }
 
-void PoolCore::End(const std::string& cause) {
+void PoolCore::End(const std::string& cause, Executor* unmapper) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (state_ == State::kLost || gone_) return;
   state_ = State::kLost;
@@ -243,7 +244,7 @@ void PoolCore::End(const std::string& cause) {
   notices.insert(notices.end(), target_notices_.begin(), target_notices_.end());
   if (lease_timer_ != 0 && clock_ != nullptr) clock_->Cancel(lease_timer_);
   const absl::Status why = LostStatus(cause);
-  FinishIfIdle(std::move(lock));
+  FinishIfIdle(std::move(lock), unmapper);
   SPECTRUMKV_LOG(kInfo, "pool", "lost", {"pool", ShortPoolId(id_)}, {"cause", cause});
   for (const auto& notice : notices) notice->Fire(why);
   for (const auto& [hold_id, on_event] : streams) on_event(cause);
@@ -315,25 +316,31 @@ void PoolCore::OnCloseTimeout(uint64_t closer_id) {
                  {{"pool_id", id_}, {"holds", std::to_string(users)}}));
 }
 
-void PoolCore::FinishIfIdle(std::unique_lock<std::mutex> lock) {
+void PoolCore::FinishIfIdle(std::unique_lock<std::mutex> lock, Executor* unmapper) {
   if (gone_ || users_ > 0 || state_ == State::kActive) return;
   gone_ = true;
   const bool unregistered = state_ == State::kClosing;
   if (unregistered) lost_cause_ = "UNREGISTERED";
   lost_.store(true);
-  std::shared_ptr<const Segments> segments = std::exchange(segments_, std::make_shared<const Segments>());
-  auto closers = std::exchange(closers_, {});
-  auto streams = unregistered ? std::exchange(streams_, {}) : decltype(streams_)();
-  const auto on_gone = std::exchange(on_gone_, nullptr);
   if (clock_ != nullptr) {
-    for (const auto& [closer_id, closer] : closers) clock_->Cancel(closer.timer);
+    for (const auto& [closer_id, closer] : closers_) clock_->Cancel(closer.timer);
     if (unregistered) clock_->Cancel(lease_timer_);
   }
+  // Needs nothing of the pool, which may be gone first.
+  auto finish = [segments = std::exchange(segments_, std::make_shared<const Segments>()),
+                 on_gone = std::exchange(on_gone_, nullptr), closers = std::exchange(closers_, {}),
+                 streams = unregistered ? std::exchange(streams_, {}) : decltype(streams_)()]() mutable {
+    segments.reset();  // unmapped, unless the network still reads
+    if (on_gone) on_gone();
+    for (const auto& [hold_id, on_event] : streams) on_event("UNREGISTERED");
+    for (const auto& [closer_id, closer] : closers) closer.done(absl::OkStatus());
+  };
+  if (unmapper != nullptr && clock_ != nullptr) {
+    unmapper->Post(std::move(finish));  // under the lock: none is posted once Shutdown has returned
+    return;
+  }
   lock.unlock();
-  segments.reset();  // unmapped, unless the network still reads
-  if (on_gone) on_gone();
-  for (const auto& [hold_id, on_event] : streams) on_event("UNREGISTERED");
-  for (const auto& [closer_id, closer] : closers) closer.done(absl::OkStatus());
+  finish();
 }
 
 PoolStatus PoolCore::Describe() const {

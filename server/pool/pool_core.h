@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/clock.h"
+#include "server/base/executor.h"
 #include "server/pool/block_copy.h"
 #include "server/pool/block_use.h"
 #include "server/pool/pool.h"
@@ -57,8 +58,9 @@ class PoolCore : public std::enable_shared_from_this<PoolCore> {
     std::vector<std::unique_ptr<Segment>> segments;  // one per segment of the schema
     int64_t lease_ttl_ms = 0;
     Clock* clock = nullptr;
+    Executor* unmapper = nullptr;  // PoolRegistry::Create
     PoolEvents events;
-    std::function<void()> on_gone;  // once, before anybody is told that the pool is gone
+    std::function<void()> on_gone;  // once, when it is unmapped, before anybody is told that the pool is gone
   };
   explicit PoolCore(Config config);
 
@@ -90,8 +92,8 @@ class PoolCore : public std::enable_shared_from_this<PoolCore> {
   absl::StatusOr<uint64_t> OpenHold(std::function<void(const std::string&)> on_event);
   void CloseHold(uint64_t hold_id);
   void Unregister(int64_t timeout_ms, std::function<void(absl::Status)> done);
-  // The pool is lost for this cause (LEASE_EXPIRED, SEGMENT_FAILED, WORKER_GONE).
-  void End(const std::string& cause);
+  // The pool is lost for this cause (LEASE_EXPIRED, SEGMENT_FAILED, WORKER_GONE). It is unmapped on `unmapper` if given.
+  void End(const std::string& cause, Executor* unmapper = nullptr);
   void Announce(const std::string& event);
   // The registry and the clock go: no more timers and events.
   void Shutdown();
@@ -131,8 +133,9 @@ class PoolCore : public std::enable_shared_from_this<PoolCore> {
   absl::Status TakeLocked(const BlockIds& ids, bool exclusive);
   void GiveBackLocked(const BlockIds& ids, bool exclusive);
   void ReleaseHold(const BlockIds& ids, bool exclusive, const std::shared_ptr<LostNotice>& notice);
-  // Becomes gone if it should and nobody uses it. Unlocks `lock`.
-  void FinishIfIdle(std::unique_lock<std::mutex> lock);
+  // Becomes gone if it should and nobody uses it. Unlocks `lock`. What takes long, and what comes after it, runs on
+  // `unmapper` if given.
+  void FinishIfIdle(std::unique_lock<std::mutex> lock, Executor* unmapper = nullptr);
   void ArmLeaseLocked();
   void OnLeaseTimer();
   void OnCloseTimeout(uint64_t closer_id);
@@ -150,6 +153,7 @@ class PoolCore : public std::enable_shared_from_this<PoolCore> {
   Device* device_ = nullptr;
   const uint64_t* generations_ = nullptr;
   const int64_t lease_ttl_ms_;
+  Executor* const unmapper_;  // not used after Shutdown
   const PoolEvents events_;
   std::function<void()> on_gone_;
   std::atomic<bool> lost_{false};

@@ -90,8 +90,13 @@ absl::StatusOr<Segments> MapAll(const PoolSchema& schema, const PoolLimits& limi
 
 class Registry final : public PoolRegistry {
  public:
-  Registry(PoolLimits limits, uint64_t epoch, Clock* clock, PoolEvents events, Devices* devices)
-      : limits_(std::move(limits)), epoch_(epoch), clock_(clock), events_(std::move(events)), devices_(devices) {}
+  Registry(PoolLimits limits, uint64_t epoch, Clock* clock, PoolEvents events, Devices* devices, Executor* unmapper)
+      : limits_(std::move(limits)),
+        epoch_(epoch),
+        clock_(clock),
+        events_(std::move(events)),
+        devices_(devices),
+        unmapper_(unmapper) {}
 
   ~Registry() override {
     for (const auto& core : All()) core->Shutdown();
@@ -283,12 +288,14 @@ class Registry final : public PoolRegistry {
   }
 
   // Of the caller's pools; also those that are lost, as long as somebody uses their memory.
-  absl::Status CheckQuotas(const Caller& caller, uint64_t bytes) const {
-    uint64_t pools = 0, used_bytes = 0;
+  absl::Status CheckQuotas(const Caller& caller, const PoolSchema& schema) const {
+    const uint64_t bytes = AllBytes(schema), segments = schema.segments.size();
+    uint64_t pools = 0, used_bytes = 0, used_segments = 0;
     for (const auto& core : All()) {
       if (core->owner() != caller) continue;
       ++pools;
       used_bytes += AllBytes(core->schema());
+      used_segments += core->schema().segments.size();
     }
     if (pools >= limits_.max_pools_per_user) {
       return QuotaError(PoolQuota::kPools, "POOLS_QUOTA", "quota.pools_per_user", 1, pools, limits_.max_pools_per_user);
@@ -296,6 +303,10 @@ class Registry final : public PoolRegistry {
     if (used_bytes > limits_.max_bytes_per_user || bytes > limits_.max_bytes_per_user - used_bytes) {
       return QuotaError(PoolQuota::kBytes, "BYTES_QUOTA", "quota.user_bytes", bytes, used_bytes,
                         limits_.max_bytes_per_user);
+    }
+    if (used_segments + segments > limits_.max_segments_per_user) {
+      return QuotaError(PoolQuota::kSegments, "SEGMENTS_QUOTA", "quota.segments_per_user", segments, used_segments,
+                        limits_.max_segments_per_user);
     }
     return absl::OkStatus();
   }
@@ -318,7 +329,7 @@ class Registry final : public PoolRegistry {
       }
     }
     if (absl::Status status = CheckSchema(schema, limits_.max_chunk_bytes); !status.ok()) return status;
-    if (absl::Status status = CheckQuotas(caller, AllBytes(schema)); !status.ok()) return status;
+    if (absl::Status status = CheckQuotas(caller, schema); !status.ok()) return status;
     const uint64_t owned = OwnedBytes(schema);
     std::lock_guard<std::mutex> lock(state_->mutex);
     if (state_->pools.size() >= limits_.max_pools) {
@@ -346,6 +357,7 @@ class Registry final : public PoolRegistry {
     config.segments = std::move(segments);
     config.lease_ttl_ms = ttl_ms;
     config.clock = clock_;
+    config.unmapper = unmapper_;
     config.events = events_;
     const std::string id = config.id;
     config.on_gone = [state = state_, id, request_key = std::make_pair(caller, request_id), owned = OwnedBytes(schema)] {
@@ -380,6 +392,7 @@ class Registry final : public PoolRegistry {
   Clock* const clock_;
   const PoolEvents events_;
   Devices* const devices_;
+  Executor* const unmapper_;
   std::mutex register_mutex_;  // before state_->mutex
   std::mutex hold_mutex_;      // streams are counted and opened in one; before state_->mutex
   const std::shared_ptr<State> state_ = std::make_shared<State>();
@@ -388,8 +401,8 @@ class Registry final : public PoolRegistry {
 }  // namespace
 
 std::unique_ptr<PoolRegistry> PoolRegistry::Create(PoolLimits limits, uint64_t epoch, Clock* clock, PoolEvents events,
-                                                   Devices* devices) {
-  return std::make_unique<Registry>(std::move(limits), epoch, clock, std::move(events), devices);
+                                                   Devices* devices, Executor* unmapper) {
+  return std::make_unique<Registry>(std::move(limits), epoch, clock, std::move(events), devices, unmapper);
 }
 
 }  // namespace spectrumkv

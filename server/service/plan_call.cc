@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <numeric>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
+#include "server/base/status.h"
 #include "server/plan/distortion.h"
 #include "server/service/gate_call.h"
 #include "server/transfer/attend.h"
@@ -16,21 +20,9 @@
 namespace spectrumkv {
 namespace {
 
-// Every token of every layer. samples: samples them too, with the first `pinned` tokens RAW.
-absl::StatusOr<std::vector<LayerScan>> ScanAll(const Backend& backend, const BlockHold& hold,
-                                               const std::vector<PlanLayer>& layers,
-                                               const std::vector<LayerPlace>& places, bool samples, uint32_t pinned) {
-  TransferShape all;
-  all.token_count = hold.token_count();
-  all.kept = {{0, all.token_count}};
-  all.layers = layers;
-  const ScanWish wish{/*scans=*/true, samples, pinned};
-  std::vector<LayerScan> scans;
-  MakeRoomForScans(layers, all.token_count, wish, &scans);
-  const EncodeSource source{&hold, &all, &places};
-  if (absl::Status done = ScanAllChunks(backend, source, CutChunks(all), wish, &scans); !done.ok()) return done;
-  return scans;
-}
+constexpr int64_t kPlanRetryMs = 200;
+// Of chunks, a step: each is well below a millisecond.
+constexpr size_t kScansPerStep = 16;
 
 // Null where the request has none.
 absl::StatusOr<std::shared_ptr<const RecentQueries>> QueriesAsked(const v1::Importance& importance, const BlockHold& hold,
@@ -44,31 +36,6 @@ absl::StatusOr<std::shared_ptr<const RecentQueries>> QueriesAsked(const v1::Impo
   }
   if (absl::Status ok = CheckQueriesFor(hold, policy, queries.get(), layers, /*layerwise=*/false); !ok.ok()) return ok;
   return queries;
-}
-
-// What the request's queries attend to, into the policy as its scores.
-absl::Status AttendAll(const ServiceContext& context, const BlockHold& hold, const std::vector<PlanLayer>& layers,
-                       const std::vector<LayerPlace>& places, const std::shared_ptr<const RecentQueries>& queries,
-                       Policy* policy) {
-  if (queries == nullptr) return absl::OkStatus();
-  const uint32_t tokens = hold.token_count();
-  TransferShape all;
-  all.token_count = tokens;
-  all.kept = {{0, tokens}};
-  all.layers = layers;
-  const EncodeSource source{&hold, &all, &places};
-  AttentionWork work(hold.device());
-  for (auto& [layer, mine] : QueriesByLayer(queries, layers)) {
-    work.Add(std::make_unique<LayerAttention>(layer, layers[layer], tokens, mine.all, mine.entry));
-  }
-  for (size_t job = 0; job < work.jobs(); ++job) {
-    if (absl::Status done = work.Run(job, *context.backend, source); !done.ok()) return done;
-  }
-  AttentionScores scores(layers.size(), tokens);
-  work.MoveTo(&scores);
-  policy->scores = scores.ByLayer();
-  policy->scores_per_layer = true;
-  return absl::OkStatus();
 }
 
 // From positions of the request to kept tokens.
@@ -160,8 +127,6 @@ absl::StatusOr<std::unique_ptr<BlockHold>> HoldFor(const ServiceContext& context
                                    request.token_count());
 }
 
-}  // namespace
-
 // Which rates the request means; what it says of the link goes first. Without a peer, as for Publish.
 Measured MeasuredFor(const ServiceContext& context, const v1::PlanRequest& request, CodedBy by) {
   Measured measured = context.transfers->MeasuredOf(PeerOf(context, request.peer()).value_or(request.peer()), by);
@@ -201,69 +166,193 @@ void PredictTime(const v1::PlanRequest& request, const TransferShape& shape, con
   response->set_predicted_limited_by(static_cast<v1::LimitedBy>(prediction.limited_by));
 }
 
-absl::Status PlanNow(const ServiceContext& context, const Caller& caller, const v1::PlanRequest& request,
-                     v1::PlanResponse* response) {
-  auto policy = PolicyFromProto(request.policy(), context.defaults.policy);
-  if (!policy.ok()) return policy.status();
-  if (absl::Status link = CheckLink(context, request); !link.ok()) return link;
-  const auto hold = HoldFor(context, caller, request);
-  if (!hold.ok()) return hold.status();
-  JudgePolicy(context, caller, (*hold)->schema(), request.policy(), &*policy);
-  GateToProto(policy->gate, response);
-  std::vector<LayerPlace> places;
-  const std::vector<PlanLayer> layers = PlanLayersOf((*hold)->schema(), &places);
-  if (policy->allocator == Allocator::kOptimal) {
-    policy->profile = ProfileOf(context.defaults.profiles, (*hold)->schema(), layers);
-    response->set_model_profile(policy->profile.name);
-  }
-  absl::Status status = CheckPolicy(*policy, request.token_count(), static_cast<uint32_t>(layers.size()));
-  if (!status.ok()) return status;
-  const auto queries = QueriesAsked(request.policy().importance(), **hold, *policy, layers);
-  if (!queries.ok()) return queries.status();
-  const Measured measured = MeasuredFor(context, request, CoderOf(**hold));
-  if (policy->auto_target_seconds > 0) {
-    BudgetChoice choice;
-    const SourceReads reads = ReadsFirst(*policy, /*layerwise=*/false, queries->get(), layers, request.token_count());
-    policy = ResolveAutoBudget(*std::move(policy), layers, request.token_count(), reads, measured, &choice);
-    BudgetChoiceToProto(choice, response->mutable_budget_choice());
+// One Plan: opened, then all queries attended, then all chunks scanned, then planned.
+class PlanRun : public std::enable_shared_from_this<PlanRun> {
+ public:
+  PlanRun(const ServiceContext* context, PlanCall call)
+      : context_(*context), call_(std::move(call)), request_(*call_.request), response_(call_.response) {}
+
+  void PostStep() {
+    context_.compute->Post([self = shared_from_this()] { self->Step(); });
   }
 
-  status = AttendAll(context, **hold, layers, places, *queries, &*policy);
+ private:
+  void Step();
+  absl::Status Open();
+  absl::Status Attend();
+  absl::Status Scan();
+  absl::Status Finish();
+  void Report(const Planner& planner, const PlanBatch& batch, const std::vector<LayerScan>& scan);
+  SourceReads Reads() const { return ReadsFirst(policy_, /*layerwise=*/false, queries_.get(), layers_, request_.token_count()); }
+  void End(const absl::Status& status);
+
+  const ServiceContext& context_;
+  const PlanCall call_;
+  const v1::PlanRequest& request_;
+  v1::PlanResponse* const response_;
+  Policy policy_;
+  std::unique_ptr<BlockHold> hold_;
+  std::vector<LayerPlace> places_;
+  std::vector<PlanLayer> layers_;
+  std::shared_ptr<const RecentQueries> queries_;  // null: none
+  Measured measured_;
+  TransferShape all_;  // as if nothing were dropped
+  EncodeSource source_;
+  std::unique_ptr<AttentionWork> attention_;  // null: none
+  ScanWish wish_;
+  std::vector<ChunkCut> cuts_;
+  std::vector<LayerScan> scans_;
+  size_t next_job_ = 0, next_cut_ = 0;
+  bool over_ = false;
+};
+
+void PlanRun::Step() {
+  absl::Status status;
+  if (call_.cancelled()) {
+    status = CallerGone();
+  } else if (hold_ == nullptr) {
+    status = Open();
+  } else if (attention_ != nullptr) {
+    status = Attend();
+  } else if (next_cut_ < cuts_.size()) {
+    status = Scan();
+  } else {
+    status = Finish();
+    over_ = true;
+  }
+  if (!status.ok() || over_) return End(status);
+  PostStep();
+}
+
+absl::Status PlanRun::Open() {
+  auto policy = PolicyFromProto(request_.policy(), context_.defaults.policy);
+  if (!policy.ok()) return policy.status();
+  if (absl::Status link = CheckLink(context_, request_); !link.ok()) return link;
+  auto hold = HoldFor(context_, call_.caller, request_);
+  if (!hold.ok()) return hold.status();
+  hold_ = *std::move(hold);
+  policy_ = *std::move(policy);
+  JudgePolicy(context_, call_.caller, hold_->schema(), request_.policy(), &policy_);
+  GateToProto(policy_.gate, response_);
+  layers_ = PlanLayersOf(hold_->schema(), &places_);
+  const bool optimal = policy_.allocator == Allocator::kOptimal;
+  if (optimal) {
+    policy_.profile = ProfileOf(context_.defaults.profiles, hold_->schema(), layers_);
+    response_->set_model_profile(policy_.profile.name);
+  }
+  const uint32_t tokens = request_.token_count();
+  absl::Status status = CheckPolicy(policy_, tokens, static_cast<uint32_t>(layers_.size()));
   if (!status.ok()) return status;
-  const auto scanned =
-      ScanAll(*context.backend, **hold, layers, places, policy->allocator == Allocator::kOptimal, policy->sinks);
-  if (!scanned.ok()) return scanned.status();
-  const std::vector<LayerScan>& all = *scanned;
-  status = (*hold)->Health();
-  if (!status.ok()) return status;
+  auto queries = QueriesAsked(request_.policy().importance(), *hold_, policy_, layers_);
+  if (!queries.ok()) return queries.status();
+  queries_ = *std::move(queries);
+  measured_ = MeasuredFor(context_, request_, CoderOf(*hold_));
+  if (policy_.auto_target_seconds > 0) {
+    BudgetChoice choice;
+    const SourceReads reads = Reads();
+    policy_ = ResolveAutoBudget(std::move(policy_), layers_, tokens, reads, measured_, &choice);
+    BudgetChoiceToProto(choice, response_->mutable_budget_choice());
+  }
+  all_.token_count = tokens;
+  all_.kept = {{0, tokens}};
+  all_.layers = layers_;
+  source_ = EncodeSource{hold_.get(), &all_, &places_};
+  if (queries_ != nullptr) {
+    attention_ = std::make_unique<AttentionWork>(hold_->device());
+    for (auto& [layer, mine] : QueriesByLayer(queries_, layers_)) {
+      attention_->Add(std::make_unique<LayerAttention>(layer, layers_[layer], tokens, mine.all, mine.entry));
+    }
+  }
+  wish_ = {/*scans=*/true, /*samples=*/optimal, policy_.sinks};
+  cuts_ = CutChunks(all_);
+  MakeRoomForScans(layers_, tokens, wish_, &scans_);
+  return absl::OkStatus();
+}
+
+// One head of one layer, on a GPU one layer. With the last: what all came to, into the policy as its scores.
+absl::Status PlanRun::Attend() {
+  if (next_job_ < attention_->jobs()) {
+    if (absl::Status done = attention_->Run(next_job_++, *context_.backend, source_); !done.ok()) return done;
+    if (next_job_ < attention_->jobs()) return absl::OkStatus();
+  }
+  AttentionScores scores(layers_.size(), request_.token_count());
+  attention_->MoveTo(&scores);
+  attention_.reset();
+  policy_.scores = scores.ByLayer();
+  policy_.scores_per_layer = true;
+  return absl::OkStatus();
+}
+
+absl::Status PlanRun::Scan() {
+  const size_t at_a_time = ChunksAtATime(source_);
+  for (size_t i = 0; i < kScansPerStep && next_cut_ < cuts_.size(); ++i) {
+    if (call_.cancelled()) return CallerGone();
+    const absl::Span<const ChunkCut> some = absl::MakeConstSpan(cuts_).subspan(next_cut_, at_a_time);
+    if (absl::Status done = ScanChunks(*context_.backend, source_, some, wish_, &scans_); !done.ok()) return done;
+    next_cut_ += some.size();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PlanRun::Finish() {
+  if (absl::Status whole = hold_->Health(); !whole.ok()) return whole;
   // As a sender does.
-  const bool scan_chooses = ScanChooses(*policy, /*layerwise=*/false);
-  auto planner = Planner::Create(*policy, layers, request.token_count(), scan_chooses ? &all : nullptr);
-  if (!planner.ok()) return WithGate(policy->gate, planner.status());
+  const bool scan_chooses = ScanChooses(policy_, /*layerwise=*/false);
+  auto planner = Planner::Create(policy_, layers_, request_.token_count(), scan_chooses ? &scans_ : nullptr);
+  if (!planner.ok()) return WithGate(policy_.gate, planner.status());
   const TransferShape& shape = planner->shape();
   std::vector<LayerScan> scan;
-  for (const LayerScan& layer : all) {  // where there are spreads all tokens are kept
+  for (const LayerScan& layer : scans_) {  // where there are spreads all tokens are kept
     scan.push_back({Compact(layer.k, shape.kept), Compact(layer.v, shape.kept), layer.k_spread, layer.v_spread});
   }
-  response->set_least_budget(planner->LeastBudget(scan));
-
+  response_->set_least_budget(planner->LeastBudget(scan));
   std::vector<uint32_t> chunks(planner->cuts().size());
   std::iota(chunks.begin(), chunks.end(), 0);
   const auto batch = planner->Plan(chunks, scan);
-  if (!batch.ok()) return WithGate(policy->gate, batch.status());
-  const uint64_t kv_bytes = KvBytesOf(shape);
-  response->set_kv_bytes(kv_bytes);
-  response->set_wire_bytes(batch->wire_bytes);
-  response->set_budget_used(static_cast<double>(batch->wire_bytes) / static_cast<double>(kv_bytes));
-  response->set_bits_per_value(8.0 * static_cast<double>(batch->wire_bytes) / static_cast<double>(ValuesOf(shape)));
-  TierCountsToProto(batch->totals, response->mutable_tiers());
-  TokenRunsToProto(planner->dropped(), response->mutable_dropped_tokens());
-  FillTokenTiers(shape, *batch, scan, response);
-  response->set_escaped_tokens(batch->escaped);
-  response->set_predicted_distortion(PredictDistortion(shape, *batch, scan));
-  PredictTime(request, shape, *batch,
-              ReadsFirst(*policy, /*layerwise=*/false, queries->get(), layers, request.token_count()), measured, response);
+  if (!batch.ok()) return WithGate(policy_.gate, batch.status());
+  Report(*planner, *batch, scan);
   return absl::OkStatus();
+}
+
+void PlanRun::Report(const Planner& planner, const PlanBatch& batch, const std::vector<LayerScan>& scan) {
+  const TransferShape& shape = planner.shape();
+  const uint64_t kv_bytes = KvBytesOf(shape);
+  response_->set_kv_bytes(kv_bytes);
+  response_->set_wire_bytes(batch.wire_bytes);
+  response_->set_budget_used(static_cast<double>(batch.wire_bytes) / static_cast<double>(kv_bytes));
+  response_->set_bits_per_value(8.0 * static_cast<double>(batch.wire_bytes) / static_cast<double>(ValuesOf(shape)));
+  TierCountsToProto(batch.totals, response_->mutable_tiers());
+  TokenRunsToProto(planner.dropped(), response_->mutable_dropped_tokens());
+  FillTokenTiers(shape, batch, scan, response_);
+  response_->set_escaped_tokens(batch.escaped);
+  response_->set_predicted_distortion(PredictDistortion(shape, batch, scan));
+  PredictTime(request_, shape, batch, Reads(), measured_, response_);
+}
+
+void PlanRun::End(const absl::Status& status) {
+  attention_.reset();
+  hold_.reset();
+  call_.done(status);
+}
+
+}  // namespace
+
+absl::Status PlanPlaces::Take(uint32_t most) {
+  uint32_t taken = taken_.load();
+  do {
+    if (taken >= most) {
+      return MakeError(absl::StatusCode::kResourceExhausted, "PLANS_FULL",
+                       std::to_string(most) + " Plans are under way, as many as the daemon takes at once",
+                       {{"limit", std::to_string(most)}}, kPlanRetryMs);
+    }
+  } while (!taken_.compare_exchange_weak(taken, taken + 1));
+  return absl::OkStatus();
+}
+
+void PlanPlaces::GiveBack() { taken_.fetch_sub(1); }
+
+void StartPlan(const ServiceContext* context, PlanCall call) {
+  std::make_shared<PlanRun>(context, std::move(call))->PostStep();
 }
 
 }  // namespace spectrumkv

@@ -1,13 +1,40 @@
 // The Plan call: what Send would do with these blocks, without sending. Internal to server/service.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
+#include <functional>
+
 #include "absl/status/status.h"
 #include "server/service/service_context.h"
 #include "spectrumkv/v1/worker_service.pb.h"
 
 namespace spectrumkv {
 
-// Scans the source on the calling thread. Errors: those of convert.h, HoldSource, Planner::Create and Planner::Plan.
-absl::Status PlanNow(const ServiceContext& context, const Caller& caller, const v1::PlanRequest& request, v1::PlanResponse* response);
+// How many Plans are under way, those that wait for a thread too. Thread-safe.
+class PlanPlaces {
+ public:
+  // RESOURCE_EXHAUSTED PLANS_FULL with a retry delay where `most` are taken.
+  absl::Status Take(uint32_t most);
+  void GiveBack();
+
+ private:
+  std::atomic<uint32_t> taken_{0};
+};
+
+struct PlanCall {
+  Caller caller;
+  // Live until `done`.
+  const v1::PlanRequest* request = nullptr;
+  v1::PlanResponse* response = nullptr;
+  // Whether nobody waits any more: asked before each piece of work, from any thread.
+  std::function<bool()> cancelled;
+  // Once, when the source is not held any more.
+  std::function<void(const absl::Status&)> done;
+};
+
+// Works on context->compute, one step after the other: transfers and other Plans have their turn in between. Errors:
+// those of convert.h, HoldSource, Planner::Create and Planner::Plan; CallerGone.
+void StartPlan(const ServiceContext* context, PlanCall call);
 
 }  // namespace spectrumkv

@@ -184,14 +184,17 @@ class ProbeServiceImpl final : public v1::ProbeService::CallbackService {
   UnaryReactor* ListVerdicts(CallContext* call, const v1::ListVerdictsRequest* request,
                              v1::ListVerdictsResponse* response) override {
     const Caller caller = CallerOf(*context_, *call);
-    if (!caller.known()) return AnswerNow(*context_, call, CheckOwner(caller, caller, "verdicts"));
-    if (request->model().size() > kMaxVerdictNameBytes) {
-      return AnswerNow(*context_, call, Invalid("OUT_OF_RANGE", "model", "is longer than a model's name"));
-    }
-    for (const Verdict& verdict : context_->gate->ListFor(caller, request->model())) {
-      VerdictToProto(*context_->gate, caller, verdict, response->add_verdicts());
-    }
-    return AnswerNow(*context_, call, absl::OkStatus());
+    // Whoever writes the file of verdicts keeps them locked meanwhile.
+    return RunCall(context_, call, [=, this]() -> absl::Status {
+      if (absl::Status known = CheckOwner(caller, caller, "verdicts"); !known.ok()) return known;
+      if (request->model().size() > kMaxVerdictNameBytes) {
+        return Invalid("OUT_OF_RANGE", "model", "is longer than a model's name");
+      }
+      for (const Verdict& verdict : context_->gate->ListFor(caller, request->model())) {
+        VerdictToProto(*context_->gate, caller, verdict, response->add_verdicts());
+      }
+      return absl::OkStatus();
+    });
   }
   UnaryReactor* DeleteVerdicts(CallContext* call, const v1::DeleteVerdictsRequest* request,
                                v1::DeleteVerdictsResponse* response) override {

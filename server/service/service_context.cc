@@ -19,6 +19,10 @@ grpc::ServerUnaryReactor* AnswerNow(const ServiceContext& context, grpc::Callbac
   return reactor;
 }
 
+absl::Status CallerGone() {
+  return MakeError(absl::StatusCode::kCancelled, "CANCELLED", "whoever called has gone");
+}
+
 Caller CallerOf(const ServiceContext& context, const grpc::CallbackServerContext& call) {
   return context.caller_of(call.peer());
 }

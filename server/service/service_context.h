@@ -36,8 +36,10 @@ struct ServiceContext {
   std::string self_peer;
   // Calls that map, copy or plan: they must not hold up gRPC's own threads.
   Executor* calls = nullptr;
-  // Scans.
+  // Scans and attention, a step at a time: what codes for transfers waits in the same queue.
   Executor* compute = nullptr;
+  // Plans under way at once.
+  uint32_t max_plans = 2;
 };
 
 // The end of every call: a failure is counted in errors_total here and nowhere else in the services.
@@ -46,6 +48,9 @@ grpc::Status EndOf(const ServiceContext& context, MetricStage stage, const absl:
 // The reactor of a unary call that is answered now.
 grpc::ServerUnaryReactor* AnswerNow(const ServiceContext& context, grpc::CallbackServerContext* call,
                                     const absl::Status& status);
+
+// CANCELLED CANCELLED: the end of a call that nobody waits for any more.
+absl::Status CallerGone();
 
 // Asked once, where a call begins: later its connection may be gone.
 Caller CallerOf(const ServiceContext& context, const grpc::CallbackServerContext& call);

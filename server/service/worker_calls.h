@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "server/service/plan_call.h"
 #include "server/service/service_context.h"
 #include "spectrumkv/v1/worker_service.grpc.pb.h"
 
@@ -20,7 +21,7 @@ UnaryReactor* RegisterPool(const ServiceContext*, CallContext*, const v1::Regist
                            v1::RegisterPoolResponse*);
 UnaryReactor* RenewLease(const ServiceContext*, CallContext*, const v1::RenewLeaseRequest*, v1::RenewLeaseResponse*);
 UnaryReactor* UnregisterPool(const ServiceContext*, CallContext*, const v1::UnregisterPoolRequest*);
-UnaryReactor* PlanTransfer(const ServiceContext*, CallContext*, const v1::PlanRequest*, v1::PlanResponse*);
+UnaryReactor* PlanTransfer(const ServiceContext*, CallContext*, const v1::PlanRequest*, v1::PlanResponse*, PlanPlaces*);
 
 // worker_hold.cc
 grpc::ServerBidiReactor<v1::HoldPoolRequest, v1::HoldPoolResponse>* HoldPool(const ServiceContext*, CallContext*);

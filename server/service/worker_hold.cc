@@ -24,26 +24,14 @@ class HoldReactor final : public StreamWriter<HoldBase, v1::HoldPoolResponse> {
   }
 
   void OnReadDone(bool ok) override {
-    if (!ok) {
-      // The worker has closed its half, or is gone: either way it holds the pool no more.
-      LetGo();
-      End(absl::OkStatus());
-      return;
-    }
-    const absl::Status status = OnPing();
-    if (!status.ok()) {
-      LetGo();
-      End(status);
-      return;
-    }
+    // Not ok: the worker has closed its half, or is gone; either way it holds the pool no more.
+    const absl::Status status = ok ? OnPing() : absl::OkStatus();
+    if (!ok || !status.ok()) return LetGoAndEnd(status);
     StartRead(&request_);
     Pump();
   }
 
-  void OnDone() override {
-    LetGo();
-    const std::shared_ptr<HoldReactor> last = std::move(self_);
-  }
+  void OnDone() override { const std::shared_ptr<HoldReactor> last = std::move(self_); }
 
   void OnEvent(const std::string& event) {
     {
@@ -67,9 +55,13 @@ class HoldReactor final : public StreamWriter<HoldBase, v1::HoldPoolResponse> {
   }
 
  private:
-  // Before the stream ends: a worker that has read its status may count on it.
-  void LetGo() {
-    if (hold_id_ != 0) context_->pools->CloseHold(pool_id_, std::exchange(hold_id_, 0));
+  // The last hold of a pool has it unmapped, which takes long for much memory. In this order: a worker that has read the
+  // stream's status may count on it. Every stream comes here: a read is under way until one fails.
+  void LetGoAndEnd(const absl::Status& status) {
+    context_->calls->Post([self = self_, status] {
+      if (self->hold_id_ != 0) self->context_->pools->CloseHold(self->pool_id_, std::exchange(self->hold_id_, 0));
+      self->End(status);
+    });
   }
 
   absl::Status OnPing() {

@@ -59,11 +59,15 @@ UnaryReactor* UnregisterPool(const ServiceContext* context, CallContext* call,
 }
 
 UnaryReactor* PlanTransfer(const ServiceContext* context, CallContext* call, const v1::PlanRequest* request,
-                           v1::PlanResponse* response) {
+                           v1::PlanResponse* response, PlanPlaces* places) {
+  // What waits for a thread holds its request, of megabytes, and the daemon's shutdown waits for it in turn.
+  if (absl::Status place = places->Take(context->max_plans); !place.ok()) return AnswerNow(*context, call, place);
   UnaryReactor* reactor = call->DefaultReactor();
-  const Caller caller = CallerOf(*context, *call);
-  context->compute->Post(
-      [=] { reactor->Finish(EndOf(*context, MetricStage::kPlan, PlanNow(*context, caller, *request, response))); });
+  StartPlan(context, {CallerOf(*context, *call), request, response, [call] { return call->IsCancelled(); },
+                      [context, reactor, places](const absl::Status& end) {
+                        places->GiveBack();
+                        reactor->Finish(EndOf(*context, MetricStage::kPlan, end));
+                      }});
   return reactor;
 }
 

@@ -33,7 +33,7 @@ class WorkerServiceImpl final : public v1::WorkerService::CallbackService {
     return spectrumkv::GetBlocks(context_, call, request);
   }
   UnaryReactor* Plan(CallContext* call, const v1::PlanRequest* request, v1::PlanResponse* response) override {
-    return PlanTransfer(context_, call, request, response);
+    return PlanTransfer(context_, call, request, response, &plans_);
   }
   UnaryReactor* Send(CallContext* call, const v1::SendRequest* request, v1::SendResponse* response) override {
     return SendTransfer(context_, call, request, response);
@@ -80,6 +80,7 @@ class WorkerServiceImpl final : public v1::WorkerService::CallbackService {
 
  private:
   const ServiceContext* const context_;
+  PlanPlaces plans_;
 };
 
 }  // namespace

@@ -120,6 +120,19 @@ absl::Status OpenReceiver(const ServiceContext& context, const Caller& caller, c
   return context.transfers->StartReceiver(std::move(spec));
 }
 
+absl::Status Advance(const ServiceContext& context, const Caller& caller, const v1::AdvanceRequest& request) {
+  if (absl::Status id = CheckTransferId(request.transfer_id()); !id.ok()) return id;
+  LaterImportance importance;
+  importance.scores.assign(request.scores().begin(), request.scores().end());
+  if (request.has_queries()) {
+    auto queries = QueriesFromProto(request.queries());
+    if (!queries.ok()) return queries.status();
+    importance.queries = *std::move(queries);
+  }
+  return context.transfers->Advance(caller, request.transfer_id(), request.layers(), request.tokens(), importance,
+                                    request.written_event(), request.part_index());
+}
+
 }  // namespace
 
 absl::StatusOr<std::optional<Role>> RoleOfKey(const v1::TransferKey& key) {
@@ -163,19 +176,12 @@ UnaryReactor* FetchTransfer(const ServiceContext* context, CallContext* call, co
 }
 
 UnaryReactor* AdvanceTransfer(const ServiceContext* context, CallContext* call, const v1::AdvanceRequest* request) {
-  absl::Status status = CheckTransferId(request->transfer_id());
-  if (status.ok()) {
-    LaterImportance importance;
-    importance.scores.assign(request->scores().begin(), request->scores().end());
-    if (request->has_queries()) {
-      auto queries = QueriesFromProto(request->queries());
-      if (!queries.ok()) return AnswerNow(*context, call, queries.status());
-      importance.queries = *std::move(queries);
-    }
-    status = context->transfers->Advance(CallerOf(*context, *call), request->transfer_id(), request->layers(), request->tokens(),
-                                         importance, request->written_event(), request->part_index());
+  const Caller caller = CallerOf(*context, *call);
+  // Most say no more than how far the worker has come. Queries are megabytes, and an event is opened by the GPU's driver.
+  if (request->has_queries() || !request->written_event().empty()) {
+    return RunCall(context, call, [=] { return Advance(*context, caller, *request); });
   }
-  return AnswerNow(*context, call, status);
+  return AnswerNow(*context, call, Advance(*context, caller, *request));
 }
 
 UnaryReactor* GetTransfer(const ServiceContext* context, CallContext* call, const v1::GetTransferRequest* request,
@@ -258,19 +264,24 @@ UnaryReactor* ApplyRefinement(const ServiceContext* context, CallContext* call,
     return AnswerNow(*context, call, ok);
   }
   UnaryReactor* reactor = call->DefaultReactor();
-  context->transfers->ApplyRefinement(
-      {request->refine_id(), CallerOf(*context, *call), request->max_bytes(), request->read_event(),
-       [call] { return call->IsCancelled(); }},
-      [context, reactor, response](const absl::StatusOr<RefinementApplied>& applied) {
-        if (applied.ok()) {
-          response->set_applied_bytes(applied->applied_bytes);
-          response->set_staged_bytes(applied->staged_bytes);
-          response->set_stale_cells(applied->stale_cells);
-          response->set_complete(applied->complete);
-          response->set_exact(applied->exact);
-        }
-        reactor->Finish(EndOf(*context, MetricStage::kQueue, applied.status()));
-      });
+  const auto finish = [context, reactor, response](const absl::StatusOr<RefinementApplied>& applied) {
+    if (applied.ok()) {
+      response->set_applied_bytes(applied->applied_bytes);
+      response->set_staged_bytes(applied->staged_bytes);
+      response->set_stale_cells(applied->stale_cells);
+      response->set_complete(applied->complete);
+      response->set_exact(applied->exact);
+    }
+    reactor->Finish(EndOf(*context, MetricStage::kQueue, applied.status()));
+  };
+  // It copies all that is staged, and may read the whole destination.
+  context->calls->Post([context, call, request, finish, caller = CallerOf(*context, *call)] {
+    // Whoever has gone may be writing those blocks again.
+    if (call->IsCancelled()) return finish(CallerGone());
+    context->transfers->ApplyRefinement({request->refine_id(), caller, request->max_bytes(), request->read_event(),
+                                         [call] { return call->IsCancelled(); }},
+                                        finish);
+  });
   return reactor;
 }
 

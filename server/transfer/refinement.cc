@@ -12,6 +12,8 @@
 namespace spectrumkv {
 namespace {
 
+constexpr int64_t kApplyRetryMs = 20;
+
 constexpr int64_t kRoomRetryMs = 200;
 
 }  // namespace
@@ -258,7 +260,11 @@ void Refinement::Close(std::function<void()> done) {
 }
 
 absl::StatusOr<Refinement::Applied> Refinement::ApplyStaged(uint64_t max_bytes) {
-  std::lock_guard<std::mutex> one(apply_mutex_);
+  const std::unique_lock<std::mutex> one(apply_mutex_, std::try_to_lock);
+  if (!one.owns_lock()) {  // it may take seconds: nobody's thread is to wait
+    return MakeError(absl::StatusCode::kResourceExhausted, "APPLY_PENDING",
+                     "another ApplyRefinement of this refinement is writing", {}, kApplyRetryMs);
+  }
   std::vector<uint32_t> due;
   {
     std::lock_guard<std::mutex> lock(mutex_);

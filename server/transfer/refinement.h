@@ -120,7 +120,8 @@ class Refinement : public std::enable_shared_from_this<Refinement> {
     uint64_t bytes = 0, stale_cells = 0;  // by this call
   };
   // Copies arrived chunks into the destination, at most `max_bytes` (0: all), but at least one chunk. Errors: those of
-  // BlockTicket::Reserve; FAILED_PRECONDITION REFINEMENT_DROPPED (also once closed), NOT_STAGED; those of WriteRows, after which what was due
+  // BlockTicket::Reserve; FAILED_PRECONDITION REFINEMENT_DROPPED (also once closed), NOT_STAGED; RESOURCE_EXHAUSTED
+  // APPLY_PENDING (another call is writing; retry delay); those of WriteRows, after which what was due
   // waits for the next call.
   absl::StatusOr<Applied> Apply(uint64_t max_bytes);
   // REQUIRES: nothing decodes into NewTarget's memory any more.

@@ -216,7 +216,7 @@ class TransferManager : public PeerAcceptor {
   virtual absl::StatusOr<RefineStarted> Refine(RefineSpec spec) = 0;
   // `done` exactly once. Without read_event it copies on the calling thread. NOT_FOUND UNKNOWN_TRANSFER; FAILED_PRECONDITION
   // NOT_A_REFINEMENT, NOT_RETAINED; INVALID_ARGUMENT NOT_ON_DEVICE; DEADLINE_EXCEEDED EVENT_NOT_REACHED (after the progress
-  // timeout); RESOURCE_EXHAUSTED APPLY_PENDING (another call waits for its event); those of DeviceEvents and of Refinement::Apply.
+  // timeout); RESOURCE_EXHAUSTED APPLY_PENDING (another call waits for its event, or writes); those of DeviceEvents and of Refinement::Apply.
   virtual void ApplyRefinement(ApplySpec spec, std::function<void(absl::StatusOr<RefinementApplied>)> done) = 0;
   // After OnTerminal of a watch: `done` at most once, with the report when the destination has become exact, or when nothing
   // is retained any more, at once where that is so; not after Unwatch. NOT_FOUND UNKNOWN_TRANSFER.

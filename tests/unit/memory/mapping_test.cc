@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <fstream>
 #include <thread>
 
 #include "server/base/status.h"
@@ -157,6 +158,23 @@ TEST(Owned, IsZeroedAlignedAndWritable) {
   }
   EXPECT_FALSE(AllocateOwned(0).ok());
   EXPECT_FALSE(AllocateOwned(uint64_t{1} << 63).ok());
+}
+
+// Of this process now.
+uint64_t ResidentBytes() {
+  std::ifstream statm("/proc/self/statm");
+  uint64_t pages = 0, resident = 0;
+  statm >> pages >> resident;
+  return resident * kPage;
+}
+
+TEST(Owned, SmallSegmentsTakeNoMoreThanTheyAreCountedFor) {
+  for (const uint64_t size : {uint64_t{1}, uint64_t{(2 << 20) + 1}}) {
+    const uint64_t before = ResidentBytes();
+    std::vector<std::unique_ptr<Mapping>> segments;
+    for (int i = 0; i < 32; ++i) segments.push_back(*AllocateOwned(size));
+    EXPECT_LT(ResidentBytes() - before, 32 * (size + 16 * kPage)) << size;
+  }
 }
 
 TEST(Mapping, AsksTheFileWhetherItIsStillWhole) {

@@ -69,6 +69,7 @@ class FakeTransfers final : public TransferManager {
     return RefineStarted{7, 3, 1000};
   }
   void ApplyRefinement(ApplySpec spec, std::function<void(absl::StatusOr<RefinementApplied>)> done) override {
+    ++applies;
     if (absl::Status known = Known(spec.owner, spec.refine_id); !known.ok()) return done(known);
     done(RefinementApplied{spec.max_bytes, 5, spec.read_event.size(), true});
   }
@@ -115,7 +116,7 @@ class FakeTransfers final : public TransferManager {
 
   // What tests turn.
   std::atomic<bool> has_cache{false};
-  std::atomic<int> releases{0};
+  std::atomic<int> releases{0}, applies{0};
   // Once somebody waits for it.
   void TellExact(const TransferReport& report) {
     std::function<void(const TransferReport&)> waiter;

@@ -215,6 +215,7 @@ TEST_F(RefineIdsTest, ACancelledRefinementIsAnsweredWhenNothingIsAppliedAnyMore)
   hooks->HoldUp(true);
   std::thread applies([&] { (void)Apply(); });
   ASSERT_TRUE(hooks->WaitForAReader());
+  EXPECT_EQ(ReasonOf(Apply().status()), "APPLY_PENDING") << "it takes no thread to wait";
   std::atomic<bool> answered{false};
   b_->manager().Cancel(kMe, "r", Role::kReceiver, [&](const absl::StatusOr<TransferReport>& report) {
     EXPECT_TRUE(report.ok() && report->state == TransferState::kCancelled);

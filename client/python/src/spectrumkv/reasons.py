@@ -160,7 +160,7 @@ class RELEASED(SpectrumKVError):
 class STILL_RETAINED(SpectrumKVError):
     """Inside the daemon alone: what is retained must end before the transfer is forgotten."""
 class APPLY_PENDING(SpectrumKVError):
-    """Another ApplyRefinement of the refinement waits for its event."""
+    """Another ApplyRefinement of the refinement waits for its event, or is writing: ask again."""
 class RETENTION_EVICTED(SpectrumKVError):
     """The daemon's cache needed the room of the retained source for others."""
 class RETENTION_EXPIRED(SpectrumKVError):
@@ -225,12 +225,16 @@ class OUT_OF_THREADS(SpectrumKVError):
     """The daemon has no thread for the stream."""
 class OWNED_QUOTA(SpectrumKVError):
     """This caller's share of the daemon's own memory is used up."""
+class PLANS_FULL(SpectrumKVError):
+    """The daemon has as many Plans under way as it may."""
 class POOLS_FULL(SpectrumKVError):
     """The daemon has as many pools as it may."""
 class POOLS_QUOTA(SpectrumKVError):
     """This caller's share of pools is used up."""
 class POOL_TRANSFERS_QUOTA(SpectrumKVError):
     """The pool has as many transfers as it may."""
+class SEGMENTS_QUOTA(SpectrumKVError):
+    """This caller's share of segments is used up."""
 class SETTLING(SpectrumKVError):
     """Memory of a pool that closed is not given back yet."""
 class SHUTTING_DOWN(SpectrumKVError):
