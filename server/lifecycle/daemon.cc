@@ -48,7 +48,7 @@ namespace {
 constexpr size_t kControlThreads = 2;
 constexpr size_t kCallThreads = 4;
 // Of codec.threads: no thread waits for a Plan's next step, and transfers have their turn.
-constexpr size_t kPlansPerThread = 2;
+constexpr size_t kPlansPerThread = 4;
 // For calls that end by themselves once their transfers have: watchers get their last event.
 constexpr int kServerGraceMs = 500;
 // Names of the health service. The first is what a client asks for that names none.

@@ -60,7 +60,7 @@ class PoolCore : public std::enable_shared_from_this<PoolCore> {
     Clock* clock = nullptr;
     Executor* unmapper = nullptr;  // PoolRegistry::Create
     PoolEvents events;
-    std::function<void()> on_gone;  // once, when it is unmapped, before anybody is told that the pool is gone
+    std::function<void()> on_gone;  // once, when it is unmapped; before its streams hear of the end, unless a timer brought that
   };
   explicit PoolCore(Config config);
 

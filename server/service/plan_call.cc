@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "server/base/status.h"
 #include "server/plan/distortion.h"
@@ -263,7 +264,7 @@ absl::Status PlanRun::Open() {
       attention_->Add(std::make_unique<LayerAttention>(layer, layers_[layer], tokens, mine.all, mine.entry));
     }
   }
-  wish_ = {/*scans=*/true, /*samples=*/optimal, policy_.sinks};
+  wish_ = {/*scans=*/true, /*samples=*/policy_.allocator == Allocator::kOptimal, policy_.sinks};
   cuts_ = CutChunks(all_);
   MakeRoomForScans(layers_, tokens, wish_, &scans_);
   return absl::OkStatus();
@@ -337,19 +338,27 @@ void PlanRun::End(const absl::Status& status) {
 
 }  // namespace
 
-absl::Status PlanPlaces::Take(uint32_t most) {
-  uint32_t taken = taken_.load();
-  do {
-    if (taken >= most) {
-      return MakeError(absl::StatusCode::kResourceExhausted, "PLANS_FULL",
-                       std::to_string(most) + " Plans are under way, as many as the daemon takes at once",
-                       {{"limit", std::to_string(most)}}, kPlanRetryMs);
-    }
-  } while (!taken_.compare_exchange_weak(taken, taken + 1));
+absl::Status PlanPlaces::Take(const Caller& caller, uint32_t most) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = of_caller_.find(caller);
+  const uint32_t own = it == of_caller_.end() ? 0 : it->second;
+  if (taken_ >= most || (own > 0 && taken_ + own >= most)) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "PLANS_FULL",
+                     absl::StrCat(taken_, " Plans are under way, ", own, " of them of this caller; the daemon takes ", most,
+                                  " at once, and of no caller more than there are places left"),
+                     {{"limit", absl::StrCat(most)}}, kPlanRetryMs);
+  }
+  ++taken_;
+  of_caller_[caller] = own + 1;
   return absl::OkStatus();
 }
 
-void PlanPlaces::GiveBack() { taken_.fetch_sub(1); }
+void PlanPlaces::GiveBack(const Caller& caller) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  --taken_;
+  const auto it = of_caller_.find(caller);
+  if (--it->second == 0) of_caller_.erase(it);
+}
 
 void StartPlan(const ServiceContext* context, PlanCall call) {
   std::make_shared<PlanRun>(context, std::move(call))->PostStep();

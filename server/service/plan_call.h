@@ -1,9 +1,10 @@
 // The Plan call: what Send would do with these blocks, without sending. Internal to server/service.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <mutex>
 
 #include "absl/status/status.h"
 #include "server/service/service_context.h"
@@ -11,15 +12,18 @@
 
 namespace spectrumkv {
 
-// How many Plans are under way, those that wait for a thread too. Thread-safe.
+// How many Plans are under way, those that wait for a thread too. Who comes later finds a place, however many one caller
+// wants: nobody may have more than are left. Thread-safe.
 class PlanPlaces {
  public:
-  // RESOURCE_EXHAUSTED PLANS_FULL with a retry delay where `most` are taken.
-  absl::Status Take(uint32_t most);
-  void GiveBack();
+  // RESOURCE_EXHAUSTED PLANS_FULL with a retry delay where there is none of `most` for this caller.
+  absl::Status Take(const Caller& caller, uint32_t most);
+  void GiveBack(const Caller& caller);
 
  private:
-  std::atomic<uint32_t> taken_{0};
+  std::mutex mutex_;
+  uint32_t taken_ = 0;
+  std::map<Caller, uint32_t> of_caller_;  // no zeros
 };
 
 struct PlanCall {

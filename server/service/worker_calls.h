@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "server/base/executor.h"
 #include "server/service/plan_call.h"
 #include "server/service/service_context.h"
 #include "spectrumkv/v1/worker_service.grpc.pb.h"
@@ -17,8 +18,9 @@ using UnaryReactor = grpc::ServerUnaryReactor;
 UnaryReactor* RunCall(const ServiceContext* context, CallContext* call, std::function<absl::Status()> work);
 
 // worker_pools.cc
-UnaryReactor* RegisterPool(const ServiceContext*, CallContext*, const v1::RegisterPoolRequest*,
-                           v1::RegisterPoolResponse*);
+// `registers`: one after the other, as they map under one lock; on all threads of context->calls they would hold up others.
+UnaryReactor* RegisterPool(const ServiceContext*, CallContext*, const v1::RegisterPoolRequest*, v1::RegisterPoolResponse*,
+                           Strand* registers);
 UnaryReactor* RenewLease(const ServiceContext*, CallContext*, const v1::RenewLeaseRequest*, v1::RenewLeaseResponse*);
 UnaryReactor* UnregisterPool(const ServiceContext*, CallContext*, const v1::UnregisterPoolRequest*);
 UnaryReactor* PlanTransfer(const ServiceContext*, CallContext*, const v1::PlanRequest*, v1::PlanResponse*, PlanPlaces*);

@@ -25,9 +25,12 @@ absl::Status DoRegister(const ServiceContext* context, const Caller& caller, con
 }  // namespace
 
 UnaryReactor* RegisterPool(const ServiceContext* context, CallContext* call, const v1::RegisterPoolRequest* request,
-                           v1::RegisterPoolResponse* response) {
-  const Caller caller = CallerOf(*context, *call);
-  return RunCall(context, call, [=] { return DoRegister(context, caller, *request, response); });
+                           v1::RegisterPoolResponse* response, Strand* registers) {
+  UnaryReactor* reactor = call->DefaultReactor();
+  registers->Post([=, caller = CallerOf(*context, *call)] {
+    reactor->Finish(EndOf(*context, MetricStage::kQueue, DoRegister(context, caller, *request, response)));
+  });
+  return reactor;
 }
 
 UnaryReactor* RenewLease(const ServiceContext* context, CallContext* call, const v1::RenewLeaseRequest* request,
@@ -61,11 +64,12 @@ UnaryReactor* UnregisterPool(const ServiceContext* context, CallContext* call,
 UnaryReactor* PlanTransfer(const ServiceContext* context, CallContext* call, const v1::PlanRequest* request,
                            v1::PlanResponse* response, PlanPlaces* places) {
   // What waits for a thread holds its request, of megabytes, and the daemon's shutdown waits for it in turn.
-  if (absl::Status place = places->Take(context->max_plans); !place.ok()) return AnswerNow(*context, call, place);
+  const Caller caller = CallerOf(*context, *call);
+  if (absl::Status place = places->Take(caller, context->max_plans); !place.ok()) return AnswerNow(*context, call, place);
   UnaryReactor* reactor = call->DefaultReactor();
-  StartPlan(context, {CallerOf(*context, *call), request, response, [call] { return call->IsCancelled(); },
-                      [context, reactor, places](const absl::Status& end) {
-                        places->GiveBack();
+  StartPlan(context, {caller, request, response, [call] { return call->IsCancelled(); },
+                      [context, reactor, places, caller](const absl::Status& end) {
+                        places->GiveBack(caller);
                         reactor->Finish(EndOf(*context, MetricStage::kPlan, end));
                       }});
   return reactor;

@@ -11,7 +11,7 @@ class WorkerServiceImpl final : public v1::WorkerService::CallbackService {
 
   UnaryReactor* RegisterPool(CallContext* call, const v1::RegisterPoolRequest* request,
                              v1::RegisterPoolResponse* response) override {
-    return spectrumkv::RegisterPool(context_, call, request, response);
+    return spectrumkv::RegisterPool(context_, call, request, response, &registers_);
   }
   grpc::ServerBidiReactor<v1::HoldPoolRequest, v1::HoldPoolResponse>* HoldPool(CallContext* call) override {
     return spectrumkv::HoldPool(context_, call);
@@ -81,6 +81,7 @@ class WorkerServiceImpl final : public v1::WorkerService::CallbackService {
  private:
   const ServiceContext* const context_;
   PlanPlaces plans_;
+  Strand registers_{context_->calls};
 };
 
 }  // namespace

@@ -220,7 +220,6 @@ void TransferManagerImpl::Cancel(const Caller& caller, const std::string& transf
                                  std::function<void(absl::StatusOr<TransferReport>)> done) {
   std::shared_ptr<Transfer> transfer;
   std::shared_ptr<PartGroup> group;
-  std::shared_ptr<Refinement> refinement;
   absl::StatusOr<TransferReport> answer = UnknownTransfer(transfer_id);
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -230,17 +229,10 @@ void TransferManagerImpl::Cancel(const Caller& caller, const std::string& transf
     } else {
       transfer = entries_.at(*key).transfer;
       group = entries_.at(*key).group;
-      refinement = entries_.at(*key).refinement;
       if (transfer == nullptr) answer = entries_.at(*key).report;
     }
   }
   if (group != nullptr) return group->Cancel(std::move(done));
-  if (refinement != nullptr) {  // an ApplyRefinement may be writing
-    done = [refinement, done = std::move(done)](absl::StatusOr<TransferReport> report) {
-      if (!report.ok() || report->state == TransferState::kCommitted) return done(std::move(report));
-      refinement->Close([done, report] { done(report); });
-    };
-  }
   if (transfer == nullptr) return done(std::move(answer));
   Transfer* t = transfer.get();
   transfer->Post([t, done = std::move(done)] { t->Cancel(done); });
@@ -368,7 +360,10 @@ void TransferManagerImpl::OnHello(std::shared_ptr<ControlSession> session, Hello
       const bool here = it != entries_.end() && (!it->second.live() || it->second.Find(hello.part_index) != nullptr);
       const bool late_for_drain = draining_ && it == entries_.end();
       lock.unlock();
-      if (late_for_drain) parking_.CloseAll(Draining());
+      if (late_for_drain) {
+        parking_.Forget(session.get());
+        if (stream != nullptr) stream->Close(Draining());
+      }
       if (here) Welcome({ours, hello.transfer_id}, hello.part_index);
       return;
     }

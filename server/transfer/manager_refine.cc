@@ -91,15 +91,15 @@ void TransferManagerImpl::RefineInBackground(const std::string& transfer_id, con
     const auto kept = kept_.find(key);
     const auto entry = entries_.find(key);
     if (kept == kept_.end() || kept->second.ended || entry == entries_.end() || draining_) return;
+    const RefineBase& base = *kept->second.base;
+    // Another transfer may have the id by now.
+    if (!base.background_tier.has_value() || (of.has_value() && of->lock() != kept->second.base)) return;
     if (entry->second.live()) {  // about to be remembered
       parts_.clock->CallAt(parts_.clock->NowNs() + kMsToNs, [this, transfer_id] {
         parts_.control->Post([this, transfer_id] { RefineInBackground(transfer_id); });
       });
       return;
     }
-    const RefineBase& base = *kept->second.base;
-    // Another transfer may have the id by now.
-    if (!base.background_tier.has_value() || (of.has_value() && of->lock() != kept->second.base)) return;
     spec.transfer_id = transfer_id;
     spec.refine_id = absl::StrCat(transfer_id, ".refine-", ++kept->second.rounds);
     spec.owner = entry->second.owner;
@@ -181,7 +181,6 @@ void TransferManagerImpl::OnRefined(const Key& child, const TransferReport& repo
     const bool own = refinement->base().IsOwn(child.second);
     next = own && committed && report.cells_left > 0 && refinement->TakeCompletion();
     if (own) TryAgain(key, report);
-    if (!committed) refinement->Close([] {});
     if (IsOfNothingRetained(report.error)) EndKept(key, absl::OkStatus());
   }
   // The destination's daemon has all that was left.

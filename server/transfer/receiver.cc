@@ -395,7 +395,13 @@ const char* ReceiverTransfer::HeartbeatReason() const {
 
 void ReceiverTransfer::StopWork() {
   if (slot_wait_ != 0) parts().receive_slots->Cancel(slot_wait_);
-  gate_.Close([this, self = shared_from_this()] { Post([this] { Settle(); }); });
+  gate_.Close([this, self = shared_from_this()] {
+    Post([this] {
+      if (refinement_ == nullptr || state() == TransferState::kCommitted) return Settle();
+      // What had arrived may be on its way into the blocks.
+      refinement_->Close([this, self = shared_from_this()] { Post([this] { Settle(); }); });
+    });
+  });
 }
 
 void ReceiverTransfer::SayGoodbye() {

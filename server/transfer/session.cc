@@ -91,36 +91,38 @@ void ControlSession::OnFrame(ControlFrame frame) {
       t->OnControlFrame(self, std::move(f));
     });
   }
-  if (!hello_seen_) {
-    HelloFrame* hello = std::get_if<HelloFrame>(&frame);
+  if (hello_seen_ && std::holds_alternative<HeartbeatFrame>(frame)) return;
+  const absl::Status wrong = TakeRoomLocked(frame);
+  const bool first = !std::exchange(hello_seen_, true);
+  if (!wrong.ok()) {
     const std::shared_ptr<ControlStream> stream = stream_;
-    hello_seen_ = true;
     lock.unlock();
-    if (hello == nullptr) {
-      return stream->Close(MakeError(absl::StatusCode::kInvalidArgument, "MALFORMED_FRAME",
-                                     "the first frame of a control stream must be hello"));
-    }
-    return on_hello_(shared_from_this(), std::move(*hello));
+    if (stream != nullptr) stream->Close(wrong);
+    return;
   }
-  if (std::holds_alternative<HeartbeatFrame>(frame)) return;
-  const size_t bytes = MessageBytes(frame);
-  absl::Status full;
+  if (!first) return backlog_.push_back(std::move(frame));
+  lock.unlock();
+  on_hello_(shared_from_this(), std::move(std::get<HelloFrame>(frame)));
+}
+
+// What must come first, or may wait.
+absl::Status ControlSession::TakeRoomLocked(const ControlFrame& frame) {
+  if (!hello_seen_ && !std::holds_alternative<HelloFrame>(frame)) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "MALFORMED_FRAME",
+                     "the first frame of a control stream must be hello");
+  }
   if (backlog_.size() == kMaxBacklog) {
-    full = MakeError(absl::StatusCode::kResourceExhausted, "TOO_MANY_FRAMES",
+    return MakeError(absl::StatusCode::kResourceExhausted, "TOO_MANY_FRAMES",
                      absl::StrCat("more than ", kMaxBacklog, " frames before the transfer was joined"));
-  } else if (room_ != nullptr && !room_->Take(host_, bytes)) {
-    full = MakeError(absl::StatusCode::kResourceExhausted, "WAITING_FULL",
+  }
+  const size_t bytes = MessageBytes(frame);
+  if (room_ != nullptr && !room_->Take(host_, bytes)) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "WAITING_FULL",
                      absl::StrCat("a frame of ", bytes, " bytes does not fit in what is left of the ", room_->limit_bytes(),
                                   " bytes for frames that wait for their transfers"));
   }
-  if (full.ok()) {
-    backlog_bytes_ += bytes;
-    backlog_.push_back(std::move(frame));
-    return;
-  }
-  const std::shared_ptr<ControlStream> stream = stream_;
-  lock.unlock();
-  if (stream != nullptr) stream->Close(full);
+  backlog_bytes_ += bytes;
+  return absl::OkStatus();
 }
 
 void ControlSession::OnClosed(absl::Status status) {

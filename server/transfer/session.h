@@ -69,6 +69,7 @@ class ControlSession final : public ControlListener, public std::enable_shared_f
   bool closed_ = false;
   absl::Status close_status_;
   void GiveRoomLocked();
+  absl::Status TakeRoomLocked(const ControlFrame& frame);
 
   std::vector<ControlFrame> backlog_;
   const std::shared_ptr<FrameRoom> room_;

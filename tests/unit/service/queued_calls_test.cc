@@ -12,6 +12,8 @@
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_backends.h"
 #include "server/base/executor.h"
+#include "server/base/status.h"
+#include "server/service/plan_call.h"
 #include "server/service/worker_service.h"
 #include "server/stream/status_codec.h"
 #include "spectrumkv/v1/worker_service.grpc.pb.h"
@@ -256,7 +258,7 @@ TEST_F(QueuedCalls, APlanEndsAtItsNextStepWhenItsCallerHasGone) {
 }
 
 TEST_F(QueuedCalls, NoMorePlansThanThereArePlacesFor) {
-  context_.max_plans = 3;
+  context_.max_plans = 6;  // of one caller no more than are left
   const v1::PlanRequest request = PlanRequest();
   std::vector<grpc::ClientContext> contexts(3);
   std::vector<std::future<grpc::Status>> calls;
@@ -283,6 +285,42 @@ TEST_F(QueuedCalls, NoMorePlansThanThereArePlacesFor) {
     compute_.RunOne();
     EXPECT_NE(call.get().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   }
+}
+
+TEST(PlanPlaces, NobodyHasMoreThanAreLeft) {
+  PlanPlaces places;
+  const Caller other = Caller::Uid(4711);
+  int own = 0;
+  while (places.Take(kMe, 8).ok()) ++own;
+  EXPECT_EQ(own, 4);
+  EXPECT_EQ(ReasonOf(places.Take(kMe, 8)), "PLANS_FULL");
+  EXPECT_TRUE(places.Take(other, 8).ok());
+  for (int i = 0; i < own; ++i) places.GiveBack(kMe);
+  EXPECT_TRUE(places.Take(kMe, 8).ok());
+  PlanPlaces small;
+  EXPECT_TRUE(small.Take(kMe, 1).ok());
+  EXPECT_FALSE(small.Take(other, 1).ok());
+}
+
+// Registrations map under one lock, for seconds: of all threads of `calls` they take one.
+TEST_F(QueuedCalls, RegistrationsWaitForOneAnotherAndForNobodyElse) {
+  std::vector<std::future<grpc::Status>> registrations;
+  for (int i = 0; i < 4; ++i) {
+    registrations.push_back(std::async(std::launch::async, [&] {
+      grpc::ClientContext context;
+      v1::RegisterPoolRequest request;
+      v1::RegisterPoolResponse response;
+      return stub_->RegisterPool(&context, request, &response);
+    }));
+  }
+  ASSERT_TRUE(calls_.Await(1));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_EQ(calls_.waiting(), 1);
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(calls_.Await(1));
+    EXPECT_TRUE(calls_.RunOne());
+  }
+  for (auto& registration : registrations) EXPECT_FALSE(registration.get().ok()) << "it says nothing of a pool";
 }
 
 TEST_F(QueuedCalls, QueuedPlansEndWithTheServer) {

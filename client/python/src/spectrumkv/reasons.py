@@ -226,7 +226,7 @@ class OUT_OF_THREADS(SpectrumKVError):
 class OWNED_QUOTA(SpectrumKVError):
     """This caller's share of the daemon's own memory is used up."""
 class PLANS_FULL(SpectrumKVError):
-    """The daemon has as many Plans under way as it may."""
+    """The daemon has as many Plans under way as it may, or as it takes of one user."""
 class POOLS_FULL(SpectrumKVError):
     """The daemon has as many pools as it may."""
 class POOLS_QUOTA(SpectrumKVError):
