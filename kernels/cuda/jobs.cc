@@ -246,7 +246,7 @@ const char* Check(const AttendJob& job, const void* workspace, size_t workspace_
 }
 
 AttendPasses PassesOf(const ChunkDims& dims, uint32_t queries) {
-  const uint64_t tile_bytes = uint64_t{AttendBlocks(dims.tokens)} * kAttendQueries * kAttendTokens * sizeof(float);
+  const uint64_t tile_bytes = uint64_t{std::max(1u, AttendBlocks(dims.tokens))} * kAttendQueries * kAttendTokens * sizeof(float);
   const uint64_t tiles = std::max<uint64_t>(1, kAttendWorkBytes / tile_bytes);
   const uint64_t of_head = (uint64_t{queries} + kAttendQueries - 1) / kAttendQueries;
   const uint64_t taken = std::min(tiles, of_head);

@@ -95,6 +95,7 @@ absl::Status Device::Note(const gpu::CallStatus& status, const char* doing) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (failed_.ok()) {
     failed_ = error;
+    lane_free_.notify_all();  // there is nothing to wait for any more
     SPECTRUMKV_LOG(kError, "memory", "a GPU has failed: nothing works on it until the daemon is restarted",
                    {"device", uuid_}, {"error", std::string(error.message())});
   }
@@ -204,27 +205,31 @@ absl::StatusOr<std::unique_ptr<LaneState>> Device::MakeLane() {
 
 absl::StatusOr<DeviceLane> Device::TakeLane() {
   std::unique_lock<std::mutex> lock(mutex_);
-  for (;;) {
+  for (bool may_make = true;;) {
     if (!failed_.ok()) return failed_;
     if (!free_lanes_.empty()) {
       LaneState* lane = free_lanes_.back();
       free_lanes_.pop_back();
       return DeviceLane(this, lane);
     }
-    if (lanes_.size() + lanes_coming_ < lanes_max_) break;
-    lane_free_.wait(lock);
-  }
-  ++lanes_coming_;
-  lock.unlock();
-  absl::StatusOr<std::unique_ptr<LaneState>> made = MakeLane();
-  lock.lock();
-  --lanes_coming_;
-  if (!made.ok()) {
+    if (!may_make || lanes_.size() + lanes_coming_ >= lanes_max_) {
+      lane_free_.wait(lock);
+      continue;
+    }
+    ++lanes_coming_;
+    lock.unlock();
+    absl::StatusOr<std::unique_ptr<LaneState>> made = MakeLane();
+    lock.lock();
+    --lanes_coming_;
+    if (made.ok()) {
+      lanes_.push_back(*std::move(made));
+      return DeviceLane(this, lanes_.back().get());
+    }
     lane_free_.notify_one();  // may try in our place
-    return made.status();
+    // Where others have lanes, one comes back.
+    if (lanes_.empty()) return made.status();
+    may_make = false;
   }
-  lanes_.push_back(*std::move(made));
-  return DeviceLane(this, lanes_.back().get());
 }
 
 void Device::GiveBack(LaneState* lane) {

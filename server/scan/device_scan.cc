@@ -76,6 +76,7 @@ absl::Status ScanOnDevice(Device* device, const std::vector<DeviceScan>& chunks,
 
 absl::Status AttendOnDevice(Device* device, const ChunkDims& dims, const DeviceRows& k, const DeviceQueries& queries,
                             float* scores) {
+  if (dims.tokens == 0) return absl::OkStatus();
   auto lane = device->TakeLane();
   if (!lane.ok()) return lane.status();
   const uint32_t count = static_cast<uint32_t>(queries.positions.size());

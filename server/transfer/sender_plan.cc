@@ -260,11 +260,17 @@ std::shared_ptr<AttentionWork> SenderTransfer::TakeQueries() {
   std::lock_guard<std::mutex> lock(advance_mutex_);
   if (next_queries_.empty()) return nullptr;
   auto work = std::make_shared<AttentionWork>(source_->device());
-  for (auto& [layer, queries] : next_queries_) {
-    work->Add(std::make_unique<LayerAttention>(layer, layers_[layer], written_tokens_[layer], std::move(queries.all),
-                                               queries.entry));
+  for (auto it = next_queries_.begin(); it != next_queries_.end();) {
+    const uint32_t layer = it->first;
+    if (written_tokens_[layer] == 0) {  // they came before their keys
+      ++it;
+      continue;
+    }
+    work->Add(std::make_unique<LayerAttention>(layer, layers_[layer], written_tokens_[layer], std::move(it->second.all),
+                                               it->second.entry));
+    it = next_queries_.erase(it);
   }
-  next_queries_.clear();
+  if (work->jobs() == 0) return nullptr;
   attended_ = true;
   return work;
 }

@@ -5,11 +5,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <optional>
 #include <set>
+#include <thread>
+#include <vector>
 
 #include "server/base/status.h"
 #include "server/memory/device_events.h"
@@ -250,6 +254,44 @@ TEST_F(DeviceTest, ThereAreAsManyLanesAsAllowedAndTheyAreUsedAgain) {
   runtime_.Fail("CreateStream", gpu::kOutOfMemory);
   EXPECT_EQ(ReasonOf(devices->all()[1]->TakeLane().status()), "OUT_OF_DEVICE_MEMORY");
   EXPECT_TRUE(devices->all()[1]->TakeLane().ok());
+}
+
+TEST_F(DeviceTest, ALaneThatCannotBeMadeIsWaitedForWhereOthersHaveSome) {
+  auto held = device().TakeLane();
+  ASSERT_TRUE(held.ok());
+  runtime_.Fail("CreateStream", gpu::kOutOfMemory);
+  std::atomic<bool> taken{false};
+  std::thread waits([&] {
+    EXPECT_TRUE(device().TakeLane().ok());
+    taken = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_FALSE(taken);
+  held = absl::CancelledError("given back");
+  waits.join();
+}
+
+TEST_F(DeviceTest, AGpuThatFailsLeavesNobodyWaitingForALane) {
+  Devices::Options options;
+  options.lanes_per_device = 1;
+  const auto devices = Devices::Find(&runtime_, options);
+  Device& one = *devices->all()[0];
+  auto held = one.TakeLane();
+  ASSERT_TRUE(held.ok());
+  LaneMemory memory;
+  const auto part = memory.Take(64);
+  ASSERT_TRUE(memory.Map(&*held));
+  std::vector<std::thread> waiting;
+  for (int i = 0; i < 3; ++i) {
+    waiting.emplace_back([&] { EXPECT_EQ(ReasonOf(one.TakeLane().status()), "DEVICE_FAILED"); });
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  runtime_.Fail("Copy", gpu::kIllegalAddress);
+  held->Copy(memory.host(part), memory.device(part), 64);
+  EXPECT_FALSE(held->Finish().ok());
+  held = absl::CancelledError("given back");
+  for (std::thread& thread : waiting) thread.join();
+  runtime_.Revive();
 }
 
 TEST_F(DeviceTest, StagingThatCannotBePinnedIsCopiedOnceMoreOrRefused) {

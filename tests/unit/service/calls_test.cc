@@ -29,6 +29,7 @@ class Calls : public testing::Test {
     context_.backend = ScalarBackend();
     context_.calls = &executor_;
     context_.compute = &executor_;
+    service_ = NewWorkerService(&context_);
     grpc::ServerBuilder builder;
     builder.RegisterService(service_.get());
     server_ = builder.BuildAndStart();
@@ -62,7 +63,7 @@ class Calls : public testing::Test {
   Metrics metrics_;
   std::atomic<bool> stranger_{false};  // who calls is not kMe
   ServiceContext context_;
-  std::unique_ptr<grpc::Service> service_ = NewWorkerService(&context_);
+  std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<v1::WorkerService::Stub> stub_;
 };

@@ -82,6 +82,7 @@ class QueuedCalls : public PoolTest {
     context_.backend = ScalarBackend();
     context_.calls = &calls_;
     context_.compute = &compute_;
+    service_ = NewWorkerService(&context_);
     grpc::ServerBuilder builder;
     builder.RegisterService(service_.get());
     std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
@@ -158,7 +159,7 @@ class QueuedCalls : public PoolTest {
   FakeTransfers transfers_;
   Metrics metrics_;
   ServiceContext context_;
-  std::unique_ptr<grpc::Service> service_ = NewWorkerService(&context_);
+  std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<v1::WorkerService::Stub> stub_;
 };

@@ -191,6 +191,28 @@ TEST_F(DeviceEngineTest, LayerwiseQueriesAttendOnTheDevice) {
   EXPECT_EQ(runtime_a_->calls()["Attend"], 3) << "one launch function for each layer";
 }
 
+// They wait for their keys: nothing attends to no token.
+TEST_F(DeviceEngineTest, QueriesMayComeBeforeTheirLayers) {
+  Build();
+  std::vector<std::string> landed;
+  for (const Where source : {Where::kHost, Where::kDevice}) {
+    Prepare(source, Where::kHost);
+    const std::string id = source == Where::kHost ? "host" : "device";
+    SenderSpec spec = Send(id, Source(), Policies().at("recent"));
+    spec.layerwise = true;
+    ASSERT_TRUE(b_->manager().StartReceiver(Expect(id, Target())).ok());
+    ASSERT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
+    ASSERT_TRUE(a_->manager().Advance(kMe, id, 3, 0, {{}, Queries({1, 2})}).ok());
+    ASSERT_TRUE(a_->manager().Advance(kMe, id, 1, 80, {{}, Queries({0})}).ok());
+    ASSERT_TRUE(a_->manager().Advance(kMe, id, 3, 80, {}).ok());
+    EXPECT_EQ(a_->Watch(id, Role::kSender)->WaitTerminal().state, TransferState::kCommitted);
+    b_->Watch(id, Role::kReceiver)->WaitTerminal();
+    if (landed.empty()) landed = Landed();
+    EXPECT_TRUE(Landed() == landed);
+  }
+  EXPECT_EQ(runtime_a_->calls()["Attend"], 3);
+}
+
 // Both workers die while their chunks are coded: the fake device would tell of memory that goes while work on it is queued.
 TEST_F(DeviceEngineTest, MemoryStaysUntilWhatIsQueuedOnItHasRun) {
   int failed = 0;
