@@ -1,5 +1,6 @@
 // PutBlocks and GetBlocks: one message at a time in memory, copies on context->calls.
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -33,7 +34,7 @@ class PutReactor final : public grpc::ServerReadReactor<v1::PutBlocksRequest> {
     context_->calls->Post([this] {
       absl::Status status;
       {
-        // One message after the other, which gRPC sees to; the lock tells so to tools that cannot look into it.
+        // One message after the other, which gRPC sees to; the lock says so to tools that cannot look into gRPC.
         std::lock_guard<std::mutex> turn(turn_);
         status = Put();
       }
@@ -86,7 +87,11 @@ class GetReactor final : public grpc::ServerWriteReactor<v1::GetBlocksResponse> 
       : context_(context), caller_(caller), request_(request) {}
   void Begin() {
     context_->calls->Post([this] {
-      const absl::Status status = Open();
+      absl::Status status;
+      {
+        std::lock_guard<std::mutex> lock(*turn_);
+        status = Open();
+      }
       if (status.ok()) {
         Continue();
       } else {
@@ -159,6 +164,8 @@ class GetReactor final : public grpc::ServerWriteReactor<v1::GetBlocksResponse> 
   }
 
   void Continue() {
+    const std::shared_ptr<std::mutex> turn = turn_;  // the stream may be gone before it is let go
+    std::lock_guard<std::mutex> lock(*turn);
     response_.Clear();
     const absl::Status status = FillMessage();
     if (status.ok() && response_.blocks_size() > 0) {
@@ -198,6 +205,7 @@ class GetReactor final : public grpc::ServerWriteReactor<v1::GetBlocksResponse> 
 
   const ServiceContext* const context_;
   const Caller caller_;
+  const std::shared_ptr<std::mutex> turn_ = std::make_shared<std::mutex>();  // as PutReactor's
   const v1::GetBlocksRequest* const request_;
   v1::GetBlocksResponse response_;
   std::atomic<bool> cancelled_{false};

@@ -150,7 +150,8 @@ TEST_F(RefineIdsTest, AnotherTryIsOfWhatItWasFor) {
   std::this_thread::sleep_for(std::chrono::milliseconds(600));
   EXPECT_FALSE(b_->manager().Get(kMe, "t.refine-1", Role::kReceiver).ok()) << "nobody asked for it";
   EXPECT_EQ(b_->manager().refine_memory().staging_bytes, 0u);
-  Free();
+  a_->manager().Cancel(kMe, "busy", Role::kSender, [](const auto&) {});
+  EXPECT_TRUE(Eventually([&] { return a_->manager().active() == 0 && b_->manager().active() == 0; }));
 }
 
 TEST_F(RefineIdsTest, WhoSeesTheEndMayReleaseAtOnce) {
