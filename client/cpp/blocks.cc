@@ -7,7 +7,8 @@ v1::GroupBlocks Blocks(uint32_t group, const std::vector<uint64_t>& block_ids) {
   blocks.set_group(group);
   v1::BlockRun* run = nullptr;
   for (const uint64_t id : block_ids) {
-    if (run != nullptr && run->first() + run->count() == id) {
+    // From the last id of all it is 0 that comes next in uint64, and that is no neighbour.
+    if (run != nullptr && id != 0 && run->first() + run->count() == id) {
       run->set_count(run->count() + 1);
       continue;
     }

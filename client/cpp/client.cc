@@ -15,6 +15,7 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/support/client_interceptor.h>
 
+#include "client/cpp/deadline.h"
 #include "client/cpp/status.h"
 
 namespace spectrumkv::client {
@@ -23,10 +24,6 @@ namespace {
 using Stub = v1::WorkerService::Stub;
 
 constexpr int64_t kRewatchMs = 100;
-
-std::chrono::system_clock::time_point In(int64_t milliseconds) {
-  return std::chrono::system_clock::now() + std::chrono::milliseconds(milliseconds);
-}
 
 template <typename Request, typename Response>
 using Method = grpc::Status (Stub::*)(grpc::ClientContext*, const Request&, Response*);
@@ -276,8 +273,10 @@ absl::Status Client::ReportFirstToken(const v1::TransferKey& key, double seconds
   return Call(stub_.get(), &Stub::ReportFirstToken, request, options_.call_timeout_ms).status();
 }
 
-absl::StatusOr<v1::PutBlocksResponse> Client::PutBlocks(const v1::PoolRef& pool, const BlockSource& next) {
+absl::StatusOr<v1::PutBlocksResponse> Client::PutBlocks(const v1::PoolRef& pool, const BlockSource& next,
+                                                        int64_t timeout_ms) {
   grpc::ClientContext context;
+  context.set_deadline(In(TimeoutOf(options_, timeout_ms)));
   v1::PutBlocksResponse response;
   const auto writer = stub_->PutBlocks(&context, &response);
   bool first = true;
@@ -292,8 +291,9 @@ absl::StatusOr<v1::PutBlocksResponse> Client::PutBlocks(const v1::PoolRef& pool,
   return response;
 }
 
-absl::Status Client::GetBlocks(const v1::GetBlocksRequest& request, const BlockSink& sink) {
+absl::Status Client::GetBlocks(const v1::GetBlocksRequest& request, const BlockSink& sink, int64_t timeout_ms) {
   grpc::ClientContext context;
+  context.set_deadline(In(TimeoutOf(options_, timeout_ms)));
   const auto reader = stub_->GetBlocks(&context, request);
   v1::GetBlocksResponse message;
   absl::Status refused;

@@ -85,12 +85,14 @@ class Client {
   absl::StatusOr<bool> ReleaseToCache(const v1::TransferKey& key);
   absl::Status ReportFirstToken(const v1::TransferKey& key, double seconds);
 
+  // Of both: timeout_ms 0: Options::call_timeout_ms. It counts all blocks, and the time that `next` or `sink` takes.
   // Writes blocks; `next` fills in a message and says whether there was one. Not repeated by itself.
   using BlockSource = std::function<bool(v1::PutBlocksRequest* message)>;
-  absl::StatusOr<v1::PutBlocksResponse> PutBlocks(const v1::PoolRef& pool, const BlockSource& next);
+  absl::StatusOr<v1::PutBlocksResponse> PutBlocks(const v1::PoolRef& pool, const BlockSource& next,
+                                                  int64_t timeout_ms = 0);
   // Reads blocks; `sink` sees each, and ends the call with an error of its own.
   using BlockSink = std::function<absl::Status(const v1::BlockData& block)>;
-  absl::Status GetBlocks(const v1::GetBlocksRequest& request, const BlockSink& sink);
+  absl::Status GetBlocks(const v1::GetBlocksRequest& request, const BlockSink& sink, int64_t timeout_ms = 0);
 
   // For calls that this class does not wrap.
   v1::WorkerService::Stub& stub() { return *stub_; }

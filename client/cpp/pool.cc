@@ -5,6 +5,7 @@
 #include <random>
 #include <utility>
 
+#include "client/cpp/deadline.h"
 #include "client/cpp/status.h"
 
 namespace spectrumkv::client {
@@ -12,10 +13,8 @@ namespace {
 
 constexpr int64_t kFirstRetryMs = 50, kMaxRetryMs = 2000;
 constexpr int64_t kMaxAskedMs = 60'000;  // of a delay that the daemon asks for
-
-std::chrono::system_clock::time_point In(int64_t milliseconds) {
-  return std::chrono::system_clock::now() + std::chrono::milliseconds(milliseconds);
-}
+// What the daemon takes an UnregisterPool of timeout_ms 0 for (RequestDefaults::unregister_timeout_ms).
+constexpr int64_t kDaemonUnregisterMs = 60'000;
 
 std::string RandomId() {
   std::random_device device;
@@ -44,11 +43,17 @@ Pool::Pool(std::shared_ptr<Stub> stub, const v1::PoolSchema& schema, int64_t lea
 Pool::~Pool() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    stopping_ = true;
-    if (hold_context_) hold_context_->TryCancel();
+    Stop();
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
+}
+
+void Pool::Stop() {
+  stopping_ = true;
+  for (const auto& context : {hold_context_, register_context_}) {
+    if (context) context->TryCancel();
+  }
 }
 
 v1::PoolRef Pool::ref() const {
@@ -78,10 +83,19 @@ absl::Status Pool::RegisterNow() {
   *request.mutable_schema() = schema_;
   request.set_lease_ttl_ms(static_cast<uint64_t>(asked_lease_ttl_ms_));
   v1::RegisterPoolResponse response;
-  grpc::ClientContext context;
-  context.set_deadline(In(call_timeout_ms_));
-  const absl::Status status = FromGrpc(stub_->RegisterPool(&context, request, &response));
+  const auto context = std::make_shared<grpc::ClientContext>();
+  context->set_deadline(In(call_timeout_ms_));
+  const absl::Status stopped =
+      MakeError(absl::StatusCode::kFailedPrecondition, "UNREGISTERED", "the pool was given up");
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (stopping_) return stopped;
+    register_context_ = context;
+  }
+  const absl::Status status = FromGrpc(stub_->RegisterPool(context.get(), request, &response));
   const std::lock_guard<std::mutex> lock(mutex_);
+  register_context_ = nullptr;
+  if (stopping_) return stopped;  // what was registered all the same ends with its lease: nobody holds it
   status_ = status;
   if (!status.ok()) return status;
   ref_ = response.pool();
@@ -105,14 +119,13 @@ absl::Status Pool::Unregister(int64_t timeout_ms) {
   request.set_timeout_ms(static_cast<uint64_t>(timeout_ms));
   v1::UnregisterPoolResponse response;
   grpc::ClientContext context;
-  if (timeout_ms > 0) context.set_deadline(In(timeout_ms + call_timeout_ms_));
+  context.set_deadline(In(timeout_ms > 0 ? timeout_ms : kDaemonUnregisterMs, call_timeout_ms_));
   const absl::Status status = FromGrpc(stub_->UnregisterPool(&context, request, &response));
   if (!status.ok()) return status;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    stopping_ = true;
+    Stop();
     status_ = MakeError(absl::StatusCode::kFailedPrecondition, "UNREGISTERED", "the pool was unregistered");
-    if (hold_context_) hold_context_->TryCancel();
   }
   changed_.notify_all();
   return absl::OkStatus();

@@ -21,7 +21,8 @@ class Pool {
 
   static absl::StatusOr<std::unique_ptr<Pool>> Register(std::shared_ptr<Stub> stub, const v1::PoolSchema& schema,
                                                         int64_t lease_ttl_ms, int64_t call_timeout_ms);
-  // Lets go of the pool: the daemon fails what is still under way on it. Unregister first where that matters.
+  // Lets go of the pool: the daemon fails what is still under way on it. Unregister first where that matters. Waits for
+  // no answer of the daemon.
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -39,15 +40,19 @@ class Pool {
   bool WaitHeld(int64_t timeout_ms) const;
 
   // Registers again, unless somebody has since `seen_generation`. For calls that were answered STALE_EPOCH.
+  // FAILED_PRECONDITION UNREGISTERED once it has been unregistered.
   absl::Status Renew(uint64_t seen_generation);
 
-  // Waits until no transfer touches the pool, then gives it up. timeout_ms 0: the daemon's default.
+  // Waits until no transfer touches the pool, then gives it up. timeout_ms 0: the daemon's default, a minute.
+  // DEADLINE_EXCEEDED after that time, and call_timeout_ms more where the daemon does not answer; the pool stays.
   absl::Status Unregister(int64_t timeout_ms = 0);
 
  private:
   Pool(std::shared_ptr<Stub> stub, const v1::PoolSchema& schema, int64_t lease_ttl_ms, int64_t call_timeout_ms);
 
   absl::Status RegisterNow();
+  // No registration and no hold from here on. REQUIRES mutex_.
+  void Stop();
   // The thread: one Hold stream after the other.
   void Run();
   // Until the stream ends; gives the daemon's last event, "" for a broken stream.
@@ -70,7 +75,8 @@ class Pool {
   absl::Status status_;
   bool stopping_ = false;
   bool held_ = false;  // the stream now open was answered
-  std::shared_ptr<grpc::ClientContext> hold_context_;  // of the stream now open, to cancel it
+  // Of the stream now open and of the registration under way, to cancel them.
+  std::shared_ptr<grpc::ClientContext> hold_context_, register_context_;
   std::thread thread_;
 };
 

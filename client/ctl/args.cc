@@ -129,18 +129,26 @@ absl::StatusOr<std::vector<uint64_t>> ParseIds(const std::string& text) {
     const bool good = ParseNumber(part.substr(0, dash), &first) &&
                       (dash == std::string::npos || ParseNumber(part.substr(dash + 1), &last));
     if (dash == std::string::npos) last = first;
-    if (!good || last < first) return UsageError("\"" + part + "\" is no block id and no range such as 0-15");
+    if (!good || last < first) return UsageError("\"" + part + "\" is no number and no range such as 0-15");
     if (last - first >= kMaxIds - ids.size()) return UsageError("more than " + std::to_string(kMaxIds) + " ids");
-    for (uint64_t id = first; id <= last; ++id) ids.push_back(id);
+    // Counted, as an id beyond the last of all would be 0 again.
+    for (uint64_t i = 0; i <= last - first; ++i) ids.push_back(first + i);
   }
   return ids;
 }
 
-std::vector<uint64_t> Args::Ids(const std::string& name) {
+std::vector<uint64_t> Args::Ids(const std::string& name, uint64_t high) {
   absl::StatusOr<std::vector<uint64_t>> ids = ParseIds(Needed(name));
-  if (ids.ok()) return *std::move(ids);
-  Refuse("--" + name + ": " + std::string(ids.status().message()));
-  return {};
+  if (!ids.ok()) {
+    Refuse("--" + name + ": " + std::string(ids.status().message()));
+    return {};
+  }
+  for (const uint64_t id : *ids) {
+    if (id <= high) continue;
+    Refuse("--" + name + " has " + std::to_string(id) + ", above " + std::to_string(high));
+    return {};
+  }
+  return *std::move(ids);
 }
 
 std::vector<std::string> Args::List(const std::string& name) const {

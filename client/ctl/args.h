@@ -36,8 +36,8 @@ class Args {
   double Real(const std::string& name, double otherwise);
   // Seconds, with fractions, as milliseconds.
   int64_t Milliseconds(const std::string& name, int64_t otherwise);
-  // "0-15,20,18": block ids in the order given.
-  std::vector<uint64_t> Ids(const std::string& name);
+  // "0-15,20,18": in the order given, none above `high`.
+  std::vector<uint64_t> Ids(const std::string& name, uint64_t high = UINT64_MAX);
   std::vector<std::string> List(const std::string& name) const;
   // 2 hex digits a byte.
   std::string Hex(const std::string& name);

@@ -34,6 +34,9 @@ absl::Status ShapeOfNpy(const Array& array, Cache* cache) {
       array.shape[4] > UINT32_MAX) {
     return UsageError("the array must have the shape [layers, 2, tokens, heads, head_dim]");
   }
+  if (std::count(array.shape.begin(), array.shape.end(), uint64_t{0}) != 0) {
+    return UsageError("the array is empty: one of its sizes is 0");
+  }
   cache->layout.layers = static_cast<uint32_t>(array.shape[0]);
   cache->tokens = array.shape[2];
   cache->layout.heads = static_cast<uint32_t>(array.shape[3]);
@@ -118,7 +121,8 @@ absl::StatusOr<v1::PoolRef> PoolForPut(const Context& context, Args* args, clien
   const uint64_t needed = client::BlocksFor(cache->tokens, cache->layout.block_tokens);
   const int64_t lease_ms = ReadLease(args);
   if (args->Has("blocks")) {
-    *blocks = args->Ids("blocks");
+    // A new pool has a block more than the last of these.
+    *blocks = args->Ids("blocks", args->Has("pool") ? UINT64_MAX : UINT64_MAX - 1);
   } else {
     for (uint64_t id = 0; id < needed; ++id) blocks->push_back(id);
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <climits>
 #include <cstring>
 
 #include "client/ctl/npy.h"
@@ -21,6 +22,8 @@ void ReadScores(const std::string& path, Args* args, v1::Importance* importance)
     args->Refuse("--scores: " + std::string(array.status().message()));
   } else if (array->descr != "<f4" || array->shape.empty() || array->shape.size() > 2) {
     args->Refuse("--scores must be float32, [tokens] or [layers, tokens]");
+  } else if (array->data.size() / sizeof(float) > INT_MAX) {  // no message holds more
+    args->Refuse("--scores has more than " + std::to_string(INT_MAX) + " values");
   } else {
     importance->mutable_scores()->Resize(static_cast<int>(array->data.size() / sizeof(float)), 0);
     std::memcpy(importance->mutable_scores()->mutable_data(), array->data.data(), array->data.size());

@@ -31,7 +31,9 @@ absl::StatusOr<int> Refine(const Context& context, Args args) {
   if (args.Has("tier")) request.set_tier(ReadTier(args.Text("tier"), &args));
   if (args.Has("budget")) request.set_budget(args.Real("budget", 0));
   if (args.Has("layers")) {
-    for (const uint64_t layer : args.Ids("layers")) request.mutable_selection()->add_layers(static_cast<uint32_t>(layer));
+    for (const uint64_t layer : args.Ids("layers", UINT32_MAX)) {
+      request.mutable_selection()->add_layers(static_cast<uint32_t>(layer));
+    }
   }
   if (args.Has("first") || args.Has("count")) {
     v1::TokenRun* const run = request.mutable_selection()->add_tokens();

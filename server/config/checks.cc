@@ -1,5 +1,6 @@
 #include "server/config/checks.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 
@@ -58,6 +59,29 @@ void CheckMemory(const Config& config, Failures* failures) {
   }
 }
 
+// What every request that leaves its policy open would be refused for.
+void CheckPolicyDefaults(const Config& config, Failures* failures) {
+  const Config::Policy& policy = config.policy;
+  const auto has = [&policy](const char* tier) {
+    return std::find(policy.tiers.begin(), policy.tiers.end(), tier) != policy.tiers.end();
+  };
+  if (std::all_of(policy.tiers.begin(), policy.tiers.end(), [](const std::string& tier) { return tier == "DROP"; })) {
+    failures->push_back({{"policy.tiers"}, "policy.tiers has DROP alone: nothing could travel"});
+    return;
+  }
+  if (policy.allocator == "TWO_TIER" && !has("P8") && !has("Q8")) {
+    failures->push_back(
+        {{"policy.allocator", "policy.tiers"}, "policy.allocator is TWO_TIER, which needs P8 or Q8 in policy.tiers"});
+  }
+  // They send RAW, which is more than such a budget pays for all tokens.
+  const bool drops = policy.allocator == "PDTRIM" || policy.allocator == "SLIDING_WINDOW_SINK";
+  if (drops && policy.budget < 1 && !has("DROP")) {
+    failures->push_back(
+        {{"policy.allocator", "policy.tiers", "policy.budget"},
+         "policy.allocator is " + policy.allocator + ", which at a policy.budget below 1 needs DROP in policy.tiers"});
+  }
+}
+
 void CheckPlaces(const Config& config, Failures* failures) {
   if (!config.worker.tcp_address.empty() && config.worker.tcp_token_file.empty()) {
     failures->push_back({{"worker.tcp_address", "worker.tcp_token_file"},
@@ -93,6 +117,7 @@ std::vector<CheckFailure> CheckTogether(const Config& config) {
   CheckPeerSecurity(config, &failures);
   CheckMemory(config, &failures);
   CheckPlaces(config, &failures);
+  CheckPolicyDefaults(config, &failures);
   const Config::Transfer& transfer = config.transfer;
   CheckNotAbove("transfer.default_deadline_ms", transfer.default_deadline_ms, "transfer.max_deadline_ms",
                 transfer.max_deadline_ms, &failures);

@@ -103,7 +103,8 @@ bool SplitBySample(const std::vector<double>& keys, uint32_t first, size_t count
     at += key > above;
     if (key <= above && key >= least) inside.emplace_back(FallingBits(key), index);
   }
-  const bool holds = at <= count && count <= at + inside.size();
+  // Not all of `count` above the bracket: the last of them must be among what gets sorted.
+  const bool holds = at < count && count <= at + inside.size();
   chosen->resize(holds ? at : 0);
   if (!holds) return false;
   candidates->swap(inside);

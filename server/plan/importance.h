@@ -38,7 +38,8 @@ std::vector<double> ImportanceKeys(const Policy& policy, uint32_t token_count, s
 std::vector<uint32_t> OrderByImportance(const std::vector<double>& keys, uint32_t first);
 
 // The first `count` of that order, sorted only at its end: tokens[0, sorted_from) are the most important of them in any
-// order, and from there on they follow each other as in OrderByImportance. Linear time, several times faster.
+// order, and from there on, at least the last of them, they follow each other as in OrderByImportance. Linear time,
+// several times faster.
 struct Selection {
   std::vector<uint32_t> tokens;
   size_t sorted_from = 0;

@@ -61,7 +61,8 @@ struct ModelProfile {
 enum class GateAction { kOpen, kWarned, kOverridden, kNarrowed };
 struct GateOutcome {
   GateAction action = GateAction::kOpen;
-  // Tiers that are closed to the model. With kNarrowed the planner refuses them.
+  // Tiers that are closed to the model and were, or without the gate would be, in use. With kNarrowed the planner
+  // refuses them.
   std::vector<Tier> closed;
 };
 
@@ -93,6 +94,8 @@ struct Policy {
 
 // Tiers that the policy's allocator may give a token, in no order: of `tiers`, or the one it has. Of any policy.
 std::vector<Tier> TiersInUse(const Policy& policy);
+// Are there tiers enough: at least one, and P8 or Q8 for TWO_TIER?
+bool HasTiersFor(Allocator allocator, const std::vector<Tier>& tiers);
 
 // Finite budget in range, tiers not empty and unique, scores finite and non-negative and of the right length (given
 // at all where they are the source of importance), lambda finite and >= 0, an 8-bit tier for TWO_TIER; where the budget

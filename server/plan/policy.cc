@@ -10,8 +10,8 @@
 namespace spectrumkv {
 namespace {
 
-constexpr float kLeastProfileValue = 0.001f, kMostProfileValue = 1000;
-constexpr double kLeastProfileError = 1e-12;
+// Doubles, as where profiles are read: 0.001f is above 0.001, and what is accepted there must be here.
+constexpr double kLeastProfileValue = 0.001, kMostProfileValue = 1000, kLeastProfileError = 1e-12;
 
 struct NamedAllocator {
   Allocator allocator;
@@ -47,7 +47,7 @@ absl::Status CheckTiers(const Policy& policy) {
     return Invalid("INVALID_TIERS", "policy.uniform_tier is the unknown tier id " +
                                         std::to_string(static_cast<int>(policy.uniform_tier)));
   }
-  if (policy.allocator == Allocator::kTwoTier && EightBitTier(policy.tiers) == Tier::kRaw) {
+  if (!HasTiersFor(policy.allocator, policy.tiers)) {
     return Invalid("INVALID_TIERS", "policy.allocator TWO_TIER needs P8 or Q8 in policy.tiers");
   }
   return absl::OkStatus();
@@ -129,12 +129,13 @@ absl::Status CheckProfile(const ModelProfile& profile, uint32_t layers) {
 
 absl::Status CheckGate(const Policy& policy) {
   if (policy.gate.action != GateAction::kNarrowed) return absl::OkStatus();
-  std::string refused;
-  for (const Tier tier : TiersInUse(policy)) {
-    if (std::find(policy.gate.closed.begin(), policy.gate.closed.end(), tier) == policy.gate.closed.end()) continue;
-    refused += std::string(refused.empty() ? "" : ", ") + TierName(tier);
+  const std::vector<Tier>& closed = policy.gate.closed;
+  const std::vector<Tier> in_use = TiersInUse(policy);
+  if (std::find_first_of(in_use.begin(), in_use.end(), closed.begin(), closed.end()) == in_use.end()) {
+    return absl::OkStatus();
   }
-  if (refused.empty()) return absl::OkStatus();
+  std::string refused;
+  for (const Tier tier : closed) refused += std::string(refused.empty() ? "" : ", ") + TierName(tier);
   return MakeError(absl::StatusCode::kFailedPrecondition, "QUALITY_GATE_CLOSED",
                    "the quality gate (quality.gate) is closed to this model for " + refused +
                        ": no probe (ProbeService) has opened it; policy.override_quality_gate passes it",
@@ -152,6 +153,10 @@ std::vector<Tier> TiersInUse(const Policy& policy) {
     case Allocator::kTwoTier: return {Tier::kRaw, EightBitTier(policy.tiers)};
     default: return policy.tiers;
   }
+}
+
+bool HasTiersFor(Allocator allocator, const std::vector<Tier>& tiers) {
+  return !tiers.empty() && (allocator != Allocator::kTwoTier || EightBitTier(tiers) != Tier::kRaw);
 }
 
 bool ScanChooses(const Policy& policy, bool layerwise) {

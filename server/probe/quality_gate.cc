@@ -1,7 +1,6 @@
 #include "server/probe/quality_gate.h"
 
 #include <algorithm>
-#include <iterator>
 #include <set>
 
 #include "kernels/format/version.h"
@@ -94,14 +93,34 @@ bool QualityGate::IsOpen(const Caller& caller, const ModelName& model, Tier tier
   return false;
 }
 
+std::vector<Tier> QualityGate::ClosedInUse(const Caller& caller, const ModelName& model, const Policy& policy) const {
+  std::vector<Tier> closed;
+  for (const Tier tier : TiersInUse(policy)) {
+    if (Has(options_.gated_tiers, tier) && !IsOpen(caller, model, tier)) closed.push_back(tier);
+  }
+  return closed;
+}
+
+void QualityGate::Narrow(const Caller& caller, const ModelName& model, Policy* policy) const {
+  const std::vector<Tier> all = policy->tiers;
+  // What is left out may bring another tier into use: without P8, TWO_TIER takes Q8.
+  for (std::vector<Tier> more = policy->gate.closed; !more.empty();) {
+    std::erase_if(policy->tiers, [&](Tier tier) { return Has(more, tier); });
+    if (!HasTiersFor(policy->allocator, policy->tiers)) {
+      policy->tiers = all;
+      return;
+    }
+    more = ClosedInUse(caller, model, *policy);
+    std::erase_if(more, [&](Tier tier) { return Has(policy->gate.closed, tier); });
+    policy->gate.closed.insert(policy->gate.closed.end(), more.begin(), more.end());
+  }
+}
+
 void QualityGate::Judge(const Caller& caller, const ModelName& model, bool named, bool override_gate,
                         Policy* policy) const {
   policy->gate = {};
   if (options_.mode == GateOptions::Mode::kOff) return;
-  for (const Tier tier : TiersInUse(*policy)) {
-    if (!Has(options_.gated_tiers, tier) || IsOpen(caller, model, tier)) continue;
-    policy->gate.closed.push_back(tier);
-  }
+  policy->gate.closed = ClosedInUse(caller, model, *policy);
   if (policy->gate.closed.empty()) return;
   if (override_gate) {
     policy->gate.action = GateAction::kOverridden;
@@ -109,11 +128,7 @@ void QualityGate::Judge(const Caller& caller, const ModelName& model, bool named
     policy->gate.action = GateAction::kWarned;
   } else {
     policy->gate.action = GateAction::kNarrowed;
-    std::vector<Tier> left;
-    std::copy_if(policy->tiers.begin(), policy->tiers.end(), std::back_inserter(left),
-                 [&](Tier tier) { return !Has(policy->gate.closed, tier); });
-    // What is named, and what would leave nothing, the planner refuses.
-    if (!named && !left.empty()) policy->tiers = std::move(left);
+    if (!named) Narrow(caller, model, policy);
   }
 }
 

@@ -72,8 +72,9 @@ class QualityGate {
 
   const GateOptions& options() const { return options_; }
 
-  // Sets policy->gate, and narrows policy->tiers; the planner refuses what is left to refuse. `named`: the request
-  // names its tiers, or an allocator of one tier.
+  // Sets policy->gate, and narrows policy->tiers until no tier in use is closed, or leaves them where too few would be
+  // left for the allocator; the planner (CheckPolicy) refuses what is left to refuse. `named`: the request names its
+  // tiers, or an allocator of one tier, and nothing is narrowed.
   void Judge(const Caller& caller, const ModelName& model, bool named, bool override_gate, Policy* policy) const;
 
   // INVALID_ARGUMENT NO_REVISION (the pool's schema has no model or no revision: no verdict could expire),
@@ -107,6 +108,8 @@ class QualityGate {
     std::vector<TrialOutcome> outcomes;
   };
   bool IsOpen(const Caller& caller, const ModelName& model, Tier tier) const;
+  std::vector<Tier> ClosedInUse(const Caller& caller, const ModelName& model, const Policy& policy) const;
+  void Narrow(const Caller& caller, const ModelName& model, Policy* policy) const;
   absl::Status MakeRoom(const Caller& caller);  // REQUIRES mutex_
   std::vector<Verdict> VerdictsOf(const Probe& probe, const std::vector<TrialOutcome>& outcomes) const;
 

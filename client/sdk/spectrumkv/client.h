@@ -91,7 +91,8 @@ class SPECTRUMKV_EXPORT Client {
   Result<Pool> Register(const Cache& cache, int64_t lease_ttl_ms = 0);
 
   // Bytes in and out of a pool through the daemon; the only way to memory of the daemon. Put gives the bytes written; a
-  // sink that answers an error ends Get with it. layers empty: all of the group.
+  // sink that answers an error ends Get with it. layers empty: all of the group. Each within call_timeout_ms as a whole,
+  // the sink's time included.
   Result<uint64_t> Put(const Pool& pool, const std::vector<Block>& blocks);
   Status Get(const Pool& pool, uint32_t group, const std::vector<uint32_t>& layers,
              const std::vector<uint64_t>& blocks, const std::function<Status(const Block&)>& sink);

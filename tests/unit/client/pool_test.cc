@@ -41,6 +41,7 @@ struct FakeState {
   std::condition_variable changed;
   uint64_t epoch = 1;
   int registrations = 0;
+  bool answers_registrations = true;
   int refuse_registrations = 0;  // the next ones, with a delay of kAskedMs
   std::vector<std::chrono::steady_clock::time_point> asked_at;  // of every RegisterPool
   int pings = 0;
@@ -65,10 +66,15 @@ class FakeWorkerService final : public v1::WorkerService::Service {
  public:
   explicit FakeWorkerService(FakeState* state) : state_(*state) {}
 
-  grpc::Status RegisterPool(grpc::ServerContext*, const v1::RegisterPoolRequest* request,
+  grpc::Status RegisterPool(grpc::ServerContext* context, const v1::RegisterPoolRequest* request,
                             v1::RegisterPoolResponse* response) override {
-    const std::lock_guard<std::mutex> lock(state_.mutex);
+    std::unique_lock<std::mutex> lock(state_.mutex);
     state_.asked_at.push_back(std::chrono::steady_clock::now());
+    state_.changed.notify_all();
+    while (!state_.answers_registrations && !context->IsCancelled()) {
+      state_.changed.wait_for(lock, std::chrono::milliseconds(5));
+    }
+    if (context->IsCancelled()) return grpc::Status(grpc::StatusCode::CANCELLED, "nobody asks any more");
     if (state_.refuse_registrations > 0) {
       --state_.refuse_registrations;
       return Error(grpc::StatusCode::RESOURCE_EXHAUSTED, "POOLS_QUOTA", kAskedMs);
@@ -277,6 +283,35 @@ TEST_F(ClientPoolTest, StaysAwayOnceUnregistered) {
   EXPECT_TRUE(pool->Unregister().ok());
   EXPECT_EQ(ReasonOf(pool->status()), "UNREGISTERED");
   EXPECT_EQ(state_.registrations, 1);
+}
+
+// Neither its end nor giving it up waits for a registration that is not answered, nor leaves one behind.
+TEST_F(ClientPoolTest, ItsEndCancelsARegistrationUnderWay) {
+  for (const bool unregister : {false, true}) {
+    const auto client = Connect();
+    ASSERT_NE(client, nullptr);
+    auto pool = Register(client.get());
+    size_t asked = 0;
+    {
+      const std::lock_guard<std::mutex> lock(state_.mutex);
+      asked = state_.asked_at.size();
+      state_.answers_registrations = false;
+      state_.next_event = "LEASE_EXPIRED";
+    }
+    ASSERT_TRUE(state_.Await([&] { return state_.asked_at.size() > asked; }));
+    const int registrations = state_.registrations;
+    const auto begin = std::chrono::steady_clock::now();
+    if (unregister) {
+      EXPECT_TRUE(pool->Unregister().ok());
+      EXPECT_EQ(ReasonOf(pool->Renew(pool->generation())), "UNREGISTERED");
+      EXPECT_EQ(ReasonOf(pool->status()), "UNREGISTERED");
+    }
+    pool.reset();
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10)) << "of 30 of call_timeout_ms";
+    const std::lock_guard<std::mutex> lock(state_.mutex);
+    EXPECT_EQ(state_.registrations, registrations);
+    state_.answers_registrations = true;
+  }
 }
 
 TEST_F(ClientPoolTest, StaleEpochIsTriedAgainOnce) {

@@ -86,6 +86,7 @@ TEST(ConfigLoadTest, EveryKeyCanBeSetInEveryWay) {
     std::string value = key.path == "worker.max_connections" || key.path == "quality.trials" ? "2" : "1";
     if (key.path == "quality.trials") value = "4";  // not below quality.trials_needed
     if (!key.allowed.empty()) value = key.kind == KeyKind::kMode ? "0600" : key.allowed.back();
+    if (key.path == "policy.tiers") value = "RAW, DROP";
     if (key.kind == KeyKind::kBytes) value = key.path == "peer.max_message_bytes" ? "8MiB" : "3MiB";
     if (key.kind == KeyKind::kMilliseconds) value = key.path == "lease.min_ttl_ms" ? "2s" : "31s";
     if (key.kind == KeyKind::kBool) value = "false";
@@ -227,6 +228,24 @@ TEST(ConfigLoadTest, RulesBetweenKeysAtTheirEdges) {
                           "peer.max_message_bytes 4MiB"));
   EXPECT_THAT(Errors("memory: {send_slots: 65536, receive_slots: 65536}\n"), IsEmpty());
   EXPECT_EQ(Errors("memory: {send_slots: 65536, receive_slots: 65536, slot_bytes: 2049KiB}\n").size(), 1u);
+}
+
+TEST(ConfigLoadTest, APolicyThatNoRequestCouldTravelBy) {
+  EXPECT_THAT(Errors("policy: {tiers: [DROP]}\n"),
+              ElementsAre("c.yaml:1:17: policy.tiers has DROP alone: nothing could travel"));
+  EXPECT_THAT(Errors("policy: {tiers: [RAW, DROP]}\n"), IsEmpty());
+  const std::string two_tier = "policy: {allocator: TWO_TIER, tiers: ";
+  EXPECT_THAT(Errors(two_tier + "[RAW, Q4, DROP]}\n"),
+              ElementsAre("c.yaml:1:21: policy.allocator is TWO_TIER, which needs P8 or Q8 in policy.tiers"));
+  EXPECT_THAT(Errors(two_tier + "[RAW, Q8]}\n"), IsEmpty());
+  EXPECT_THAT(Errors(two_tier + "[P8]}\n"), IsEmpty());
+  for (const std::string allocator : {"PDTRIM", "SLIDING_WINDOW_SINK"}) {
+    EXPECT_THAT(Errors("policy: {allocator: " + allocator + ", budget: 0.99}\n"),
+                ElementsAre("c.yaml:1:21: policy.allocator is " + allocator +
+                            ", which at a policy.budget below 1 needs DROP in policy.tiers"));
+    EXPECT_THAT(Errors("policy: {allocator: " + allocator + ", tiers: [RAW, DROP]}\n"), IsEmpty());
+    EXPECT_THAT(Errors("policy: {allocator: " + allocator + ", budget: 1}\n"), IsEmpty());
+  }
 }
 
 TEST(ConfigLoadTest, RulesBetweenListeners) {

@@ -43,6 +43,14 @@ TEST(ParseProfile, TakesEveryField) {
   EXPECT_THAT(profile->layer_budgets, ElementsAre(1, 1, 3));
 }
 
+TEST(ParseProfile, TakesTheLimits) {
+  const auto profile =
+      ParseProfile("m", "model: m\nk_weight: 0.001\nk_errors: {Q8: 1e-12, Q4: 1000}\nlayer_weights: [0.001, 1000]\n");
+  ASSERT_TRUE(profile.ok()) << profile.status();
+  EXPECT_EQ(profile->k_weight, 0.001) << "the planner takes it too: CheckPolicy.TakesTheLimits";
+  EXPECT_EQ(ParseProfile("m", "model: m\nk_weight: 1000")->k_weight, 1000);
+}
+
 TEST(ParseProfile, AModelAloneIsEnough) {
   const auto profile = ParseProfile("m", "model: m");
   ASSERT_TRUE(profile.ok()) << profile.status();

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "client/cpp/blocks.h"
 #include "client/cpp/status.h"
 #include "client/ctl/npy.h"
 #include "client/ctl/output.h"
@@ -85,6 +86,34 @@ TEST(CtlArgs, BlockIds) {
     EXPECT_FALSE(ParseIds(bad).ok()) << bad;
   }
   EXPECT_EQ(ParseIds("1-1048576")->size(), size_t{1} << 20);
+  EXPECT_EQ(*ParseIds("18446744073709551615"), (std::vector<uint64_t>{UINT64_MAX}));
+  EXPECT_EQ(*ParseIds("18446744073709551614-18446744073709551615,0"),
+            (std::vector<uint64_t>{UINT64_MAX - 1, UINT64_MAX, 0}));
+  for (const char* bad : {"18446744073709551616", "1-18446744073709551616", "18446744073709551615-0"}) {
+    EXPECT_FALSE(ParseIds(bad).ok()) << bad;
+  }
+}
+
+TEST(CtlArgs, IdsHaveALimitWhereTheFieldTheyGoIntoHasOne) {
+  const auto ids = [](const std::string& text, uint64_t high) {
+    Args args = Parse({"--blocks", text});
+    const std::vector<uint64_t> got = args.Ids("blocks", high);
+    EXPECT_EQ(got.empty(), !args.Check().ok()) << text;
+    return got;
+  };
+  EXPECT_EQ(ids("4294967294-4294967295", UINT32_MAX).size(), 2u);
+  EXPECT_TRUE(ids("0,4294967296", UINT32_MAX).empty());
+  EXPECT_TRUE(ids("4294967295-4294967296", UINT32_MAX).empty());
+  EXPECT_TRUE(ids("18446744073709551615", UINT64_MAX - 1).empty());
+}
+
+// From the last id of all the next one is no neighbour, though its number is one more.
+TEST(CtlArgs, RunsOfBlocksDoNotWrap) {
+  const v1::GroupBlocks blocks = client::Blocks(0, {UINT64_MAX - 1, UINT64_MAX, 0, 1});
+  ASSERT_EQ(blocks.runs_size(), 2);
+  EXPECT_EQ(blocks.runs(0).count(), 2u);
+  EXPECT_EQ(blocks.runs(1).first(), 0u);
+  EXPECT_EQ(blocks.runs(1).count(), 2u);
 }
 
 TEST(CtlArgs, HexAndTypes) {

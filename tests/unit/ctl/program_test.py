@@ -165,6 +165,29 @@ class ProgramTest(unittest.TestCase):
                     self.assertEqual((code, out), (2, ""))
                     self.assertIn(says, err)
 
+    def test_numbers_that_no_field_holds_are_refused(self):
+        """Each in its own right, before anybody is asked; none wraps to a small one."""
+        with tempfile.TemporaryDirectory() as folder:
+            write_npy(f"{folder}/kv.npy", "<f2", (1, 2, 4, 1, 8), array.array("H", [0] * (2 * 4 * 8)))
+            write_npy(f"{folder}/empty.npy", "<f2", (1, 2, 4, 0, 8), array.array("H"))
+            pool = ("--pool", "p", "--epoch", "1")
+            for words in (("transfers", "refine", "t", "--layers", "4294967296"),
+                          ("transfers", "refine", "t", "--layers", "0,18446744073709551615"),
+                          ("transfers", "refine", "t", "--first", "4294967296", "--count", "1"),
+                          ("transfers", "refine", "t", "--count", "4294967296"),
+                          ("transfers", "--limit", "4294967296"),
+                          ("plan", *pool, "--blocks", "18446744073709551616", "--tokens", "1"),
+                          ("plan", *pool, "--blocks", "0", "--tokens", "4294967296"),
+                          ("plan", *pool, "--blocks", "0", "--tokens", "1", "--group", "4294967296"),
+                          ("plan", *pool, "--blocks", "0", "--tokens", "1", "--skip", "4294967296"),
+                          ("plan", *pool, "--blocks", "0", "--tokens", "1", "--sinks", "4294967296"),
+                          ("pools", "create", "--layers", "4294967297", "--heads", "1", "--head-dim", "8", "--blocks", "1"),
+                          ("put", f"{folder}/empty.npy"), ("doctor", "--worker-uid", "4294967296")):
+                with self.subTest(words):
+                    code, out, _ = ctl(*words, "--timeout", "0.1", SPECTRUMKV_ADMIN_SOCKET="/nonexistent/a.sock",
+                                       SPECTRUMKV_WORKER_SOCKET="/nonexistent/w.sock")
+                    self.assertEqual((code, out), (2, ""))
+
     def test_no_daemon_is_3(self):
         for words in (["status"], ["pools"], ["transfers"], ["peers"], ["config"], ["drain"], ["health"],
                       ["transfers", "show", "x"]):

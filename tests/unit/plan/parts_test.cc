@@ -6,6 +6,7 @@
 #include <random>
 
 #include "gtest/gtest.h"
+#include "server/plan/allocate.h"
 #include "server/plan/budget.h"
 #include "server/plan/cost.h"
 #include "server/plan/importance.h"
@@ -116,7 +117,7 @@ TEST(Importance, SelectionIsTheFrontOfTheOrder) {
     for (const size_t wanted : {size_t{0}, order.size() / 3, order.size() - order.size() / 7, order.size()}) {
       Selection got = SelectMostImportant(keys, first, wanted);
       ASSERT_EQ(got.tokens.size(), wanted) << round;
-      ASSERT_LE(got.sorted_from, wanted) << round;
+      ASSERT_TRUE(wanted == 0 || got.sorted_from < wanted) << round << ": the last of them is known";
       std::vector<uint32_t> want(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(wanted));
       ASSERT_TRUE(std::equal(got.tokens.begin() + static_cast<std::ptrdiff_t>(got.sorted_from), got.tokens.end(),
                              want.begin() + static_cast<std::ptrdiff_t>(got.sorted_from)))
@@ -126,6 +127,54 @@ TEST(Importance, SelectionIsTheFrontOfTheOrder) {
       ASSERT_EQ(got.tokens, want) << round;
     }
   }
+}
+
+// Of so many keys a sample tells where the border lies. Here it tells exactly, as all that are sampled are alike, and
+// only the others, every one above them, are wanted; the most important of those are the last.
+std::vector<double> KeysThatMisleadTheSample() {
+  std::vector<double> keys(8192, -1);
+  for (uint32_t t = 0; t < 8192; t += 8) keys[t] = 0;
+  for (uint32_t t = 1; t < 8192; t += 8) keys[t] = 1 + t;
+  return keys;
+}
+
+TEST(Importance, SelectionKnowsItsLastWhereTheSampleMisleads) {
+  const std::vector<double> keys = KeysThatMisleadTheSample();
+  const std::vector<uint32_t> order = OrderByImportance(keys, 0);
+  for (const size_t wanted : {1023u, 1024u, 1025u}) {
+    const Selection got = SelectMostImportant(keys, 0, wanted);
+    ASSERT_LT(got.sorted_from, wanted);
+    EXPECT_TRUE(std::equal(got.tokens.begin() + static_cast<std::ptrdiff_t>(got.sorted_from), got.tokens.end(),
+                           order.begin() + static_cast<std::ptrdiff_t>(got.sorted_from)));
+  }
+}
+
+// The share pays for 1024 tokens one rung up in loose bytes, and for fewer in exact ones: those that go back down are
+// the least important.
+TEST(AllocateGreedy, GivesUpTheLeastImportantFirst) {
+  const std::vector<double> keys = KeysThatMisleadTheSample();
+  const uint32_t tokens = static_cast<uint32_t>(keys.size());
+  Policy policy;
+  policy.tiers = {Tier::kRaw, Tier::kQ8};
+  const Ladder ladder = LadderOf(policy);
+  const std::vector<PlanLayer> layers = Layers(1);
+  const CostRules rules{&ladder, 0, false};
+  CostModel model(layers, {{0, tokens}, {0}}, rules, nullptr);
+  model.SetAll(0);
+  const uint64_t share =
+      model.LooseBytes() + model.LastingCentres(0, 1) + 1024 * static_cast<uint64_t>(model.LooseDelta(0, 0, 1));
+  const Allocation got = AllocateGreedy(&model, ladder.size(), keys, 0, tokens, share);
+  EXPECT_LE(got.bytes, share);
+  std::vector<uint32_t> up;
+  for (uint32_t t = 0; t < tokens; ++t) {
+    if (got.rungs[t] == 1) up.push_back(t);
+  }
+  ASSERT_GT(up.size(), 512u);
+  ASSERT_LT(up.size(), 1024u);
+  std::vector<uint32_t> want = OrderByImportance(keys, 0);
+  want.resize(up.size());
+  std::sort(want.begin(), want.end());
+  EXPECT_EQ(up, want);
 }
 
 TEST(Importance, PositionFollowsTheFormula) {

@@ -106,6 +106,38 @@ TEST(CheckPolicy, TakesTheLimits) {
   policy.allocator = Allocator::kUniform;  // its tier need not be listed
   policy.uniform_tier = Tier::kP4;
   EXPECT_TRUE(CheckPolicy(policy, kTokens, kLayers).ok());
+  // Of profiles, as their files state them: doubles, which those of layers stop being.
+  for (const double limit : {0.001, 1000.0}) {
+    Policy profiled;
+    profiled.profile.k_weight = limit;
+    profiled.profile.layer_weights.assign(kLayers, static_cast<float>(limit));
+    profiled.profile.layer_budgets.assign(kLayers, static_cast<float>(limit));
+    profiled.profile.k_errors[1] = limit == 1000 ? limit : 1e-12;
+    profiled.profile.v_errors[1] = limit == 1000 ? limit : 1e-12;
+    EXPECT_TRUE(CheckPolicy(profiled, kTokens, kLayers).ok()) << CheckPolicy(profiled, kTokens, kLayers);
+  }
+}
+
+TEST(CheckPolicy, RefusesProfilesBeyondTheLimits) {
+  const auto reason = [](const std::function<void(ModelProfile*)>& spoil) {
+    Policy policy;
+    policy.profile.layer_weights.assign(kLayers, 1);
+    policy.profile.layer_budgets.assign(kLayers, 1);
+    spoil(&policy.profile);
+    return ReasonOf(CheckPolicy(policy, kTokens, kLayers));
+  };
+  EXPECT_EQ(reason([](ModelProfile*) {}), "");
+  for (const double beyond : {std::nextafter(0.001, 0.0), std::nextafter(1000.0, 2000.0)}) {
+    EXPECT_EQ(reason([=](ModelProfile* p) { p->k_weight = beyond; }), "INVALID_PROFILE");
+  }
+  for (const float beyond : {std::nextafter(0.001f, 0.f), std::nextafter(1000.f, 2000.f)}) {
+    EXPECT_EQ(reason([=](ModelProfile* p) { p->layer_weights[1] = beyond; }), "INVALID_PROFILE");
+    EXPECT_EQ(reason([=](ModelProfile* p) { p->layer_budgets[2] = beyond; }), "INVALID_PROFILE");
+  }
+  for (const double beyond : {std::nextafter(1e-12, 0.0), std::nextafter(1000.0, 2000.0)}) {
+    EXPECT_EQ(reason([=](ModelProfile* p) { p->k_errors[1] = beyond; }), "INVALID_PROFILE");
+    EXPECT_EQ(reason([=](ModelProfile* p) { p->v_errors[1] = beyond; }), "INVALID_PROFILE");
+  }
 }
 
 TEST(Names, GoThereAndBack) {

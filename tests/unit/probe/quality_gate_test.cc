@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 
@@ -18,8 +19,9 @@ const ModelName kModel = {"llama", "r1"};
 
 class GateTest : public testing::Test {
  protected:
-  QualityGate& Make(Mode mode) {
+  QualityGate& Make(Mode mode, std::vector<Tier> gated_tiers = GateOptions().gated_tiers) {
     GateOptions options;
+    options.gated_tiers = std::move(gated_tiers);
     options.mode = mode;
     options.administrator = kAdministrator;
     options.probe_ttl_ms = 1000;
@@ -127,6 +129,61 @@ TEST_F(GateTest, OnlyWhatTheAllocatorUsesCounts) {
   uniform.uniform_tier = Tier::kP8;
   EXPECT_EQ(reason(uniform), "");
   EXPECT_EQ(reason(With(Allocator::kGreedy, {Tier::kRaw, Tier::kP4})), "QUALITY_GATE_CLOSED");
+}
+
+// Whatever is gated and whatever are the tiers: what is not refused has no closed tier in use.
+TEST_F(GateTest, WhatIsNarrowedUsesNothingClosed) {
+  const std::vector<Tier> every = {Tier::kRaw, Tier::kP8, Tier::kQ8, Tier::kQ4, Tier::kP4};
+  const auto some = [&](unsigned bits) {
+    std::vector<Tier> tiers;
+    for (size_t i = 0; i < every.size(); ++i) {
+      if (bits >> i & 1) tiers.push_back(every[i]);
+    }
+    return tiers;
+  };
+  for (unsigned gated = 0; gated < 32; gated += 2) {  // RAW never is
+    Make(Mode::kEnforce, some(gated));
+    for (unsigned tiers = 1; tiers < 32; ++tiers) {
+      for (const Allocator allocator :
+           {Allocator::kTwoTier, Allocator::kGreedy, Allocator::kOptimal, Allocator::kRaw}) {
+        if (!HasTiersFor(allocator, some(tiers))) continue;
+        Policy policy = With(allocator, some(tiers));
+        gate_->Judge(kUser, kModel, /*named=*/false, false, &policy);
+        const absl::Status status = CheckPolicy(policy, 10, 1);
+        const std::string what = std::string(AllocatorName(allocator)) + " gated " + std::to_string(gated) + " tiers " +
+                                 std::to_string(tiers);
+        // Refused, and for this reason, only where nothing the allocator could do with is open.
+        EXPECT_EQ(ReasonOf(status), HasTiersFor(allocator, some(tiers & ~gated)) || allocator == Allocator::kRaw
+                                        ? ""
+                                        : "QUALITY_GATE_CLOSED")
+            << what;
+        if (!status.ok()) continue;
+        for (const Tier tier : TiersInUse(policy)) {
+          EXPECT_EQ(std::count(gate_->options().gated_tiers.begin(), gate_->options().gated_tiers.end(), tier), 0)
+              << what;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(GateTest, NarrowedTiersThatComeIntoUseAreJudgedToo) {
+  Make(Mode::kEnforce, {Tier::kP8, Tier::kQ8});
+  const auto judged = [&](std::vector<Tier> tiers) {
+    Policy policy = With(Allocator::kTwoTier, std::move(tiers));
+    gate_->Judge(kUser, kModel, /*named=*/false, false, &policy);
+    return policy;
+  };
+  absl::Status refused = CheckPolicy(judged({Tier::kRaw, Tier::kP8, Tier::kQ8}), 10, 1);
+  EXPECT_EQ(ReasonOf(refused), "QUALITY_GATE_CLOSED");
+  EXPECT_EQ(MetadataOf(refused)["tiers"], "P8, Q8") << "a probe of one would not do";
+  refused = CheckPolicy(judged({Tier::kRaw, Tier::kP8, Tier::kQ4}), 10, 1);
+  EXPECT_EQ(ReasonOf(refused), "QUALITY_GATE_CLOSED") << "no INVALID_TIERS: the request named none";
+  Say(kUser, Tier::kQ8, true);
+  const Policy policy = judged({Tier::kRaw, Tier::kP8, Tier::kQ8});
+  EXPECT_EQ(policy.tiers, (std::vector<Tier>{Tier::kRaw, Tier::kQ8}));
+  EXPECT_EQ(policy.gate.closed, (std::vector<Tier>{Tier::kP8}));
+  EXPECT_TRUE(CheckPolicy(policy, 10, 1).ok());
 }
 
 TEST_F(GateTest, NothingLeftIsARefusal) {
