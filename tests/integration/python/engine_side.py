@@ -9,7 +9,7 @@ import numpy as np
 
 import spectrumkv as skv
 from spectrumkv.vllm.courier import Courier
-from spectrumkv.vllm.scheduler import SchedulerSide
+from spectrumkv.vllm.scheduler import CALL_S, SchedulerSide
 from spectrumkv.vllm.settings import Settings
 from spectrumkv.vllm.worker import WorkerSide
 
@@ -28,16 +28,16 @@ class Request:
 
 
 class EngineSide:
-    def __init__(self, daemon, block=BLOCK, dtype="float32", **extra):
+    def __init__(self, daemon, block=BLOCK, dtype="float32", heads=HEADS, dim=DIM, **extra):
         self.block = block
         self.settings = Settings.of({"daemon": daemon.worker, "peer_address": daemon.peer, "policy": RAW, **extra})
         self.courier = Courier(self.settings)
-        group = skv.Group(range(LAYERS), heads=HEADS, head_dim=DIM, block_tokens=block, num_blocks=BLOCKS, dtype=dtype)
+        group = skv.Group(range(LAYERS), heads=heads, head_dim=dim, block_tokens=block, num_blocks=BLOCKS, dtype=dtype)
         self.pool = self.courier.client.sync.shared_memory_pool([group], model="m")
         assert self.pool.wait_held()
         places = {f"model.layers.{i}.attn": i for i in range(LAYERS)}
         self.worker = WorkerSide(self.pool, self.courier, places)
-        self.scheduler = SchedulerSide(self.settings, skv.Client(daemon.worker, timeout_s=5), block)
+        self.scheduler = SchedulerSide(self.settings, skv.Client(daemon.worker, timeout_s=CALL_S), block)
         self.scheduler.set_pools([self.pool.ref])
         self.kv = self.pool.kv()
         self.kv[:] = np.nan
@@ -118,5 +118,5 @@ class EngineSide:
         self.scheduler.close()
 
 
-def values(rng, tokens):
-    return rng.normal(size=(LAYERS, 2, tokens, HEADS, DIM)).astype(np.float32)
+def values(rng, tokens, heads=HEADS, dim=DIM):
+    return rng.normal(size=(LAYERS, 2, tokens, heads, dim)).astype(np.float32)

@@ -37,6 +37,8 @@ class FakeWorker(worker_service_pb2_grpc.WorkerServiceServicer):
         self.answers_holds.set()
         self.hold_events = queue.Queue()  # put an event here: the current hold stream ends with it
         self.registration_failures = []  # as failures, of RegisterPool
+        self.answers_registrations = threading.Event()
+        self.answers_registrations.set()
         self.registered_at = []  # time.monotonic() of every RegisterPool
         self.failures = []  # (code, reason, message, metadata, retry_ms), raised by the next calls
         self.events = []  # of WatchTransfer
@@ -68,6 +70,7 @@ class FakeWorker(worker_service_pb2_grpc.WorkerServiceServicer):
         self.registered_at.append(time.monotonic())
         if self.registration_failures:
             abort(context, *self.registration_failures.pop(0))
+        self.answers_registrations.wait(20)
         with self.lock:
             pool_id = f"pool-{self.epoch}-{len(self.pools)}"
             self.pools[pool_id] = request.schema

@@ -169,6 +169,42 @@ def test_registers_again_when_the_daemon_says_that_it_may(daemon, client, group)
         assert len(at) == 4 and min(at[3] - at[2], at[2] - at[1]) >= 0.7
 
 
+def test_a_registration_that_takes_long_holds_up_nobody_else(daemon, client, group):
+    """`ref` is asked for on event loops and between two steps of an engine."""
+    with client.shared_memory_pool([group], model="m") as pool:
+        daemon.worker.answers_registrations.clear()
+        daemon.worker.restart()
+        daemon.worker.hold_events.put("LEASE_EXPIRED")
+        until(lambda: len(daemon.worker.registered_at) == 2)
+        stale = pool.ref
+        waiting = threading.Thread(target=pool.register_again, args=(stale,))  # makes no other one
+        waiting.start()
+        for _ in range(5):
+            start = time.monotonic()
+            assert pool.ref == stale
+            assert time.monotonic() - start < 0.05
+            time.sleep(0.02)
+        daemon.worker.answers_registrations.set()
+        waiting.join(20)
+        assert pool.ref.epoch == 2
+        assert pool.registrations == len(daemon.worker.registered_at) == 2
+
+
+def test_a_pool_that_is_closed_while_it_is_registered_again_leaves_nothing(daemon, client, group):
+    pool = client.shared_memory_pool([group], model="m")
+    daemon.worker.answers_registrations.clear()
+    daemon.worker.restart()
+    again = threading.Thread(target=lambda: answers.append(pool.register_again(pool.ref)))
+    answers = []
+    again.start()
+    until(lambda: len(daemon.worker.registered_at) == 2)
+    pool.close()
+    daemon.worker.answers_registrations.set()
+    again.join(20)
+    assert answers == [False]
+    until(lambda: not daemon.worker.pools)
+
+
 @pytest.fixture
 def noise(monkeypatch, caplog):
     """What threads died of, and what was logged as a warning or worse."""

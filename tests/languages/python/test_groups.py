@@ -175,7 +175,9 @@ def test_segments_of_the_dead_are_swept_and_no_others(tmp_path):
     finally:
         end(alive)
     assert skv.sweep_stale_segments(str(tmp_path)) == [kept.name]
-    assert skv.sweep_stale_segments(str(tmp_path / "missing")) == []
+    for nowhere in (tmp_path / "missing", target):  # nothing was swept there, and that must not look as if it was
+        with pytest.raises(OSError):
+            skv.sweep_stale_segments(str(nowhere))
 
 
 def test_a_child_that_still_has_the_segment_keeps_it(tmp_path):

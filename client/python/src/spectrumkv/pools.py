@@ -53,6 +53,9 @@ class Pool:
         self.schema = schema
         self._wanted_ttl_ms = lease_ttl_ms
         self._lock = threading.Lock()
+        # Held while the daemon is asked to register the pool, which may take as long as a call; _lock never is, for `ref` is asked
+        # for by threads and event loops that must not wait.
+        self._registering = threading.Lock()
         self._closed = False
         self.registrations = 0
         self._ref, self.lease_ttl_ms = self._register()
@@ -87,12 +90,24 @@ class Pool:
     def register_again(self, stale: schema_pb2.PoolRef) -> bool:
         """Registers the pool anew if `stale` is still its reference. False where that cannot be made good: the pool is
         closed, or its bytes went with the daemon. Raises SpectrumKVError."""
-        with self._lock:
-            if self._closed or not self._restorable:
-                return False
-            if self._ref == stale:
-                self._ref, self.lease_ttl_ms = self._register()
-            return True
+        with self._registering:
+            with self._lock:
+                if self._closed or not self._restorable:
+                    return False
+                if self._ref != stale:
+                    return True
+            ref, lease_ttl_ms = self._register()
+            with self._lock:
+                if not self._closed:
+                    self._ref, self.lease_ttl_ms = ref, lease_ttl_ms
+                    return True
+        self._unregister_late(ref)
+        return False
+
+    def _unregister_late(self, ref: schema_pb2.PoolRef) -> None:
+        """Of a pool that was registered again while it was being closed: nobody uses it, and nobody else would end it."""
+        with contextlib.suppress(SpectrumKVError):  # the end of its lease does it
+            rpc(self.client.worker.UnregisterPool, worker_service_pb2.UnregisterPoolRequest(pool=ref), self.client.timeout_s)
 
     @staticmethod
     def forgotten(error: SpectrumKVError) -> bool:
@@ -182,7 +197,9 @@ class Pool:
                 self._hold.not_closing()
                 raise
         with self._lock:
-            self._closed = True
+            self._closed, last = True, self._ref
+        if last != ref:
+            self._unregister_late(last)
         self._hold.stop()
 
     def __enter__(self: SelfPool) -> SelfPool:

@@ -37,7 +37,8 @@ class SharedSegment:
     def __init__(self, size_bytes: int, name: str = "", directory: str = SHM_DIRECTORY) -> None:
         self.size_bytes = size_bytes
         if not name:
-            sweep_stale_segments(directory)
+            with contextlib.suppress(OSError):  # segments may be made where names cannot be listed
+                sweep_stale_segments(directory)
         self.name, descriptor = _create(name, directory)
         path = os.path.join(directory, self.name.lstrip("/"))
         try:
@@ -68,14 +69,10 @@ def sweep_stale_segments(directory: str = SHM_DIRECTORY, prefix: str = STALE_PRE
     A segment is locked (flock) as long as the process that made it, or one it was forked from since, has it mapped,
     whatever pid namespace it lives in; one that nobody has locked is stale. Files of others, and names that do not begin
     with `prefix`, are left alone; so is what cannot be opened. The prefix must be one that only segments of this library
-    have: other programs do not lock their files.
+    have: other programs do not lock their files. Raises OSError for a directory that is not there or cannot be listed.
     """
-    removed = []
-    with contextlib.suppress(OSError):
-        for name in sorted(os.listdir(directory)):
-            if name.startswith(prefix) and _remove_if_stale(os.path.join(directory, name)):
-                removed.append(name)
-    return removed
+    names = sorted(name for name in os.listdir(directory) if name.startswith(prefix))
+    return [name for name in names if _remove_if_stale(os.path.join(directory, name))]
 
 
 def _remove_if_stale(path: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,14 +17,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from spectrumkv.client import Client
 from spectrumkv.v1 import schema_pb2
 from spectrumkv.vllm.refinable import check_refinable
-from spectrumkv.vllm.scheduler import SchedulerSide
+from spectrumkv.vllm.scheduler import CALL_S, SchedulerSide
 from spectrumkv.vllm.settings import Settings
 from spectrumkv.vllm.stats import TransferCounts, TransferMetrics
 from spectrumkv.vllm.steps import Step
 from spectrumkv.vllm.worker import WorkerSide
-
-# The scheduler waits for these calls.
-_SCHEDULER_CALL_S = 2.0
 
 
 @dataclass
@@ -64,9 +62,10 @@ class SpectrumKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
             check_refinable(vllm_config, kv_cache_config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
+        self._memory: Any = None
         self._told: PoolMetadata | None = None
         if role == KVConnectorRole.SCHEDULER:
-            client = Client(self.settings.daemon, timeout_s=_SCHEDULER_CALL_S, token_file=self.settings.token_file)
+            client = Client(self.settings.daemon, timeout_s=CALL_S, token_file=self.settings.token_file)
             self._pools: dict[int, PoolMetadata] = {}
             self._scheduler = SchedulerSide(
                 self.settings, client, vllm_config.cache_config.block_size, num_blocks=kv_cache_config.num_blocks
@@ -150,11 +149,10 @@ class SpectrumKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return TransferMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
-            self._memory.close()
-        if self._scheduler is not None:
-            self._scheduler.close()
+        with contextlib.ExitStack() as sides:  # the last one first, and each also where another one fails
+            for side in (self._scheduler, self._memory, self._worker):
+                if side is not None:
+                    sides.callback(side.close)
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:

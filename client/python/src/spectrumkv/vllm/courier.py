@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from spectrumkv import aio, reasons
@@ -18,7 +19,7 @@ from spectrumkv.v1 import policy_pb2
 from spectrumkv.vllm.refinements import Refinements
 from spectrumkv.vllm.retention import Retention
 from spectrumkv.vllm.settings import Settings
-from spectrumkv.vllm.settle import settle
+from spectrumkv.vllm.settle import refused, settle
 from spectrumkv.vllm.steps import LoadStart, SendStart, part_name
 
 _log = logging.getLogger("spectrumkv.vllm")
@@ -51,6 +52,8 @@ class Outgoing:
         self.transfer_id = ""
         # Of the loop's thread:
         self.changed = asyncio.Event()
+        self.opened = False
+        self.answered = asyncio.Event()  # whether the daemon has it is known
         self.over = asyncio.Event()
         self.cancelled = False
 
@@ -64,6 +67,15 @@ class Outgoing:
 
     def layers_written(self, layers: int) -> None:
         self.written = max(self.written, layers)
+
+
+@dataclass
+class _Incoming:
+    """A load. opened: the daemon has said that it has it. unwanted: nobody looks into the blocks any more."""
+
+    name: str
+    opened: bool
+    unwanted: bool = False
 
 
 class Courier:
@@ -85,8 +97,7 @@ class Courier:
             self.refinements = Refinements(
                 self.client, self._patient, settings.refine, lambda event, number: self.counted(event, number)
             )
-        self._loads: dict[str, str] = {}  # transfer ids by request; of the loop's thread
-        self._unwanted: set[str] = set()
+        self._loads: dict[str, _Incoming] = {}  # by request; of the loop's thread
 
     async def _connect(self, timeout_s: float | None, retry_s: float) -> aio.Client:
         token_file = self._settings.token_file
@@ -113,8 +124,11 @@ class Courier:
     async def _cancel_send(self, outgoing: Outgoing) -> None:
         outgoing.cancelled = True
         outgoing.changed.set()
-        await settle(self.client.cancel, outgoing.transfer_id, "SENDER")
-        await outgoing.over.wait()  # a call that opened it may have been on its way
+        # Not by its id alone: where the daemon has not taken ours, a transfer of that id is another's.
+        await outgoing.answered.wait()
+        if outgoing.opened and not outgoing.over.is_set():
+            await settle(self.client.cancel, outgoing.transfer_id, "SENDER")
+        await outgoing.over.wait()
 
     async def _send(self, outgoing: Outgoing, pool: Pool) -> None:
         why = ""
@@ -129,13 +143,15 @@ class Courier:
             why = str(error)
         except SpectrumKVError as error:
             why = str(error)
-            await self._let_go(outgoing.transfer_id, "SENDER")
+            if outgoing.opened or not refused(error):
+                await self._let_go(outgoing.transfer_id, "SENDER")
         except Exception as error:  # noqa: BLE001: whatever it was, the blocks must be given back
             why = repr(error)
             _log.exception("sending %s", outgoing.transfer_id)
             await self._let_go(outgoing.transfer_id, "SENDER")
         if why:
             _log.warning("request %s: its KV was not sent: %s", outgoing.start.request_id, why)
+        outgoing.answered.set()
         outgoing.over.set()
         outgoing.ended(why)
 
@@ -165,6 +181,8 @@ class Courier:
             policy.budget = float(error.metadata["least_budget"]) * _ROUNDED_UP
             outgoing.counted("budgets_raised")
             await self._send_or_publish(outgoing, rest)
+        outgoing.opened = True
+        outgoing.answered.set()
         # What earlier steps computed can leave before this one's first layer; but then it is planned without the queries.
         if start.computed > 0 and not outgoing.cancelled and not outgoing.wants_queries:
             await self.client.advance(outgoing.transfer_id, layers=outgoing.layers, tokens=start.computed)
@@ -206,44 +224,45 @@ class Courier:
         self._submit(self._cancel_load(request_id))
 
     async def _cancel_load(self, request_id: str) -> None:
-        transfer_id = self._loads.get(request_id)
-        if transfer_id is not None:
-            self._unwanted.add(request_id)
-            await settle(self.client.cancel, transfer_id, "RECEIVER")
+        incoming = self._loads.get(request_id)
+        if incoming is not None:
+            incoming.unwanted = True
+            if incoming.opened:  # otherwise _receive cancels it when the daemon has taken it: by its id it may be another's
+                await settle(self.client.cancel, incoming.name, "RECEIVER")
 
     async def _receive(self, load: LoadStart, pool: Pool, rank: int, size: int, ended: Callable[[str], None]) -> None:
         name = part_name(load.transfer_id, rank, size)
-        self._loads[load.request_id] = name
+        incoming = self._loads[load.request_id] = _Incoming(name, rank < len(load.opened) and load.opened[rank])
         why = load.failed
         try:
             if not why:
-                if not (load.opened and load.opened[rank]):
+                if not incoming.opened:
                     await self._open_load(load, name, pool)
-                if load.request_id in self._unwanted:
+                    incoming.opened = True
+                if incoming.unwanted:
                     await settle(self.client.cancel, name, "RECEIVER")
                 await self.client.wait(name, role="RECEIVER")
         except TransferFailed as error:
             why = str(error)
         except SpectrumKVError as error:
             why = str(error)
-            await self._let_go(name, "RECEIVER")
+            if incoming.opened or not refused(error) or (rank in load.unanswered and error.code != "ALREADY_EXISTS"):
+                await self._let_go(name, "RECEIVER")
         except Exception as error:  # noqa: BLE001: whatever it was, vLLM must hear an end
             why = repr(error)
             _log.exception("receiving %s", name)
             await self._let_go(name, "RECEIVER")
-        if load.failed:
-            await self._let_go(name, "RECEIVER")  # a call without an answer may have been heard
+        if load.failed and incoming.opened:
+            await self._let_go(name, "RECEIVER")  # it was another rank's that was refused
         if self.refinements is not None and not why:
-            if load.request_id in self._unwanted:
+            if incoming.unwanted:
                 await self.refinements.release(name)
             else:
                 self.refinements.begin(load.request_id, name)
         del self._loads[load.request_id]
-        unwanted = load.request_id in self._unwanted
-        self._unwanted.discard(load.request_id)
-        if why and not unwanted:
+        if why and not incoming.unwanted:
             _log.warning("request %s: its KV did not come: %s", load.request_id, why)
-        ended("" if unwanted else why)
+        ended("" if incoming.unwanted else why)
 
     async def _open_load(self, load: LoadStart, name: str, pool: Pool) -> None:
         rest: dict[str, Any] = {
@@ -269,7 +288,7 @@ class Courier:
     async def _end_refinement(self, request_id: str) -> None:
         assert self.refinements is not None
         if request_id in self._loads:
-            self._unwanted.add(request_id)
+            self._loads[request_id].unwanted = True
         await self.refinements.end(request_id)
 
     # ---- ends ------------------------------------------------------------------------------------------------------

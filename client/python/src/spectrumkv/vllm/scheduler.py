@@ -20,11 +20,15 @@ from spectrumkv.client import Client
 from spectrumkv.errors import SpectrumKVError
 from spectrumkv.pools import Pool
 from spectrumkv.v1 import policy_pb2, schema_pb2
-from spectrumkv.vllm.courier import unreachable
 from spectrumkv.vllm.settings import Handover, Settings, policy_of, retaining
+from spectrumkv.vllm.settle import refused
 from spectrumkv.vllm.steps import LoadStart, SendStart, Step, part_name
 
 _log = logging.getLogger("spectrumkv.vllm")
+# The scheduler, and with it every request, waits for these calls.
+CALL_S = 2.0
+# For how long a daemon that has not answered one of them is not called from here: each waiting request would cost as much again.
+_SILENT_S = 10.0
 
 
 @dataclass
@@ -70,6 +74,7 @@ class SchedulerSide:
         self._asked: list[Any] = []  # requests that were told of remote KV and got no blocks yet
         self._first_tokens: dict[str, _Wanted] = {}
         self._next = Step()
+        self._silent_until = 0.0  # of time.monotonic
         # Reports of first tokens, which nothing waits for.
         self._reports = ThreadPoolExecutor(1, "spectrumkv-report")
         self.counts: Counter[str] = Counter()
@@ -86,7 +91,7 @@ class SchedulerSide:
             if handover is None:
                 return
             policy = policy_of(self._settings.policy, handover.policy) if handover.sends else None
-        except ValueError as error:
+        except (ValueError, TypeError, OverflowError) as error:
             self._count("requests_refused", request.request_id, f"its KV is not transferred: {error}")
             return
         if handover.sends:
@@ -114,7 +119,6 @@ class SchedulerSide:
         if external_tokens == 0 or wanted is None or wanted.tried:
             return
         wanted.tried = wanted.loading = True
-        self._first_tokens[request.request_id] = wanted
         count = math.ceil(external_tokens / self._block_tokens)
         handover = wanted.handover
         load = LoadStart(
@@ -123,11 +127,15 @@ class SchedulerSide:
         )  # fmt: skip
         wanted.blocks = load.blocks
         self._open(load)
+        if not load.failed:  # otherwise a transfer of that id is not this request's, and nothing is to be reported of it
+            self._first_tokens[request.request_id] = wanted
         self._next.loads.append(load)
 
     def _open(self, load: LoadStart) -> None:
         """Reserves the blocks now, before the step's computation: the sender may be waiting. What a worker can make good (a
-        pool that the daemon has forgotten, a daemon that restarts) is left to it."""
+        pool that the daemon has forgotten, a daemon that restarts, stands still or has no room yet) is left to it."""
+        if time.monotonic() < self._silent_until:
+            return
         worker = self._client.worker
         for rank, pool in enumerate(self._pools):
             name = part_name(load.transfer_id, rank, len(self._pools))
@@ -145,7 +153,12 @@ class SchedulerSide:
                 load.opened.append(True)
             except SpectrumKVError as error:
                 load.opened.append(False)
-                if not Pool.forgotten(error) and not unreachable(error) and not self._just_refined(error):
+                if not refused(error):
+                    load.unanswered.append(rank)
+                    if error.code == "DEADLINE_EXCEEDED":
+                        self._silent_until = time.monotonic() + _SILENT_S
+                        return
+                elif not Pool.forgotten(error) and error.retry_after_ms is None and not self._just_refined(error):
                     load.failed = str(error)
                     self._count("loads_refused", load.request_id, f"the daemon does not take it: {error}")
                     return
@@ -185,12 +198,14 @@ class SchedulerSide:
             return  # more of the prompt is to come, and more blocks
         prompt.started = True
         handover = prompt.handover
+        # A prefix hit may be of blocks that another request of this step computes: vLLM caches them when it allocates them.
+        written = 0 if afresh else computed
         used = prompt.blocks[: math.ceil(prompt.token_count / self._block_tokens)]
         policy = self._retaining(request_id, prompt, len(used))
         step.sends.append(
             SendStart(
                 request_id, handover.transfer_id, handover.token, handover.decode_peer if handover.pushed else "", used,
-                prompt.token_count, computed, None if policy is None else policy.SerializeToString(),
+                prompt.token_count, written, None if policy is None else policy.SerializeToString(),
             )
         )  # fmt: skip
 

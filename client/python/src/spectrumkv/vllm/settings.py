@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -17,6 +19,10 @@ _POLICY_KEYS = frozenset({
 _TOKEN_BYTES = 16
 # What a cache may be refined to; "" not at all.
 _FINAL_TIERS = ("", "RAW", "Q8")
+# What the daemon takes as an id has up to 128 characters; the last 16 are for what is appended: ".tp7", and ".refine-3" to that.
+_TRANSFER_ID = re.compile(r"[A-Za-z0-9._:-]{1,112}", re.ASCII)
+_MOST_MS = 86_400_000  # a day: no daemon allows a longer deadline
+_MOST_BYTES = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -70,14 +76,16 @@ class Settings:
                 raise ValueError(f"kv_connector_extra_config: {key} cannot be {value!r}")
         out = cls(**extra)
         policy_of(out.policy, {})
-        out._check_refinement()
+        out._check_values()
         return out
 
-    def _check_refinement(self) -> None:
+    def _check_values(self) -> None:
+        """What would be refused only when the first request uses it, between two steps of the engine, is refused here."""
         for key, right in (
-            ("refine", self.refine in _FINAL_TIERS), ("retain_seconds", self.retain_seconds > 0),
+            ("deadline_ms", 0 <= self.deadline_ms <= _MOST_MS), ("idle_wait_ms", 0 <= self.idle_wait_ms <= _MOST_MS),
+            ("refine", self.refine in _FINAL_TIERS), ("retain_seconds", 0 < self.retain_seconds < math.inf),
             ("retain_in", self.retain_in in ("blocks", "daemon")), ("retain_share", 0 < self.retain_share <= 1),
-            ("refine_step_bytes", self.refine_step_bytes > 0),
+            ("refine_step_bytes", 0 < self.refine_step_bytes <= _MOST_BYTES),
         ):  # fmt: skip
             if not right:
                 raise ValueError(f"kv_connector_extra_config: {key} cannot be {getattr(self, key)!r}")
@@ -105,7 +113,7 @@ def policy_of(configured: Mapping[str, Any], asked: Mapping[str, Any]) -> policy
         raise ValueError(f"policy: {', '.join(unknown)} is none of {', '.join(sorted(_POLICY_KEYS))}")
     try:
         return make_policy(**merged) if merged else None
-    except TypeError as error:
+    except (TypeError, OverflowError) as error:
         raise ValueError(f"policy: {error}") from None
 
 
@@ -133,31 +141,31 @@ class Handover:
     @classmethod
     def of(cls, params: Mapping[str, Any] | None) -> Handover | None:
         """None where the request has nothing to do with another worker. Raises ValueError where what it asks cannot be."""
-        params = params or {}
-        sends, receives = bool(params.get("do_remote_decode")), bool(params.get("do_remote_prefill"))
+        params = {} if params is None else _mapping(params, "kv_transfer_params")
+        sends, receives = _flag(params, "do_remote_decode"), _flag(params, "do_remote_prefill")
         if not sends and not receives:
             return None
         if sends and receives:
             raise ValueError("do_remote_decode and do_remote_prefill: a request is one half of a transfer")
-        decode_peer, prefill_peer = _text(params, "decode_peer"), _text(params, "prefill_peer")
+        decode_peer, prefill_peer = _peer(params, "decode_peer"), _peer(params, "prefill_peer")
         transfer_id = _text(params, "transfer_id")
         if not transfer_id:
             if decode_peer or receives:
                 raise ValueError("transfer_id is missing: both halves name it")
             transfer_id = f"kv-{secrets.token_hex(_TOKEN_BYTES)}"
+        if not _TRANSFER_ID.fullmatch(transfer_id):
+            raise ValueError(f"transfer_id must be 1 to 112 of A-Z a-z 0-9 . _ : -, not {transfer_id[:200]!r}")
         if receives and not decode_peer and not prefill_peer:
             raise ValueError("neither decode_peer nor prefill_peer is given")
-        asked = params.get("policy") or {}
-        if not isinstance(asked, Mapping):
-            raise ValueError(f"policy must be a mapping, not {asked!r}")
-        policy = dict(asked)
+        asked = params.get("policy")
+        policy = {} if asked is None else dict(_mapping(asked, "policy"))
         refine = policy.pop("refine", None)
         if refine not in (None, *_FINAL_TIERS):
             raise ValueError(f"policy: refine cannot be {refine!r}")
         return cls(
             sends=sends, pushed=bool(decode_peer), transfer_id=transfer_id, token=_token(params, sends and not decode_peer),
             decode_peer=decode_peer, prefill_peer=prefill_peer, policy=policy,
-            arrived_s=float(params.get("arrived_s") or 0.0), refine=refine,
+            arrived_s=_moment(params, "arrived_s"), refine=refine,
         )  # fmt: skip
 
     def answer(self, peer_address: str) -> dict[str, Any]:
@@ -172,11 +180,43 @@ class Handover:
         return out
 
 
+def _mapping(value: Any, key: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{key} must be a mapping, not {value!r}")
+    return value
+
+
+def _flag(params: Mapping[str, Any], key: str) -> bool:
+    value = params.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{key} must be true or false, not {value!r}")
+    return bool(value)
+
+
 def _text(params: Mapping[str, Any], key: str) -> str:
-    value = params.get(key) or ""
+    value = params.get(key)
+    if value is None:
+        return ""
     if not isinstance(value, str):
         raise ValueError(f"{key} must be a string, not {value!r}")
     return value
+
+
+def _peer(params: Mapping[str, Any], key: str) -> str:
+    value = _text(params, key)
+    if not value.isascii() or not value.isprintable():  # JSON has strings that no message can
+        raise ValueError(f"{key} must be host:port, not {value!r}")
+    return value
+
+
+def _moment(params: Mapping[str, Any], key: str) -> float:
+    value = params.get(key)
+    if value is None:
+        return 0.0
+    # Compared, not converted: an integer of JSON may be larger than any float.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e300:
+        raise ValueError(f"{key} must be seconds since 1970, not {str(value)[:200]}")
+    return float(value)
 
 
 def _token(params: Mapping[str, Any], make: bool) -> bytes:

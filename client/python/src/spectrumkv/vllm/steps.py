@@ -10,7 +10,8 @@ class SendStart:
     """A prompt whose last tokens are computed in this step: from now on its blocks are all known.
 
     peer: the daemon to push to; "": hold them until they are fetched.
-    computed: tokens at the front that earlier steps, or a prefix cache, have written.
+    computed: tokens at the front that earlier steps have written. Not what a prefix cache has brought in this step: its blocks may
+        be another request's that computes them in this very step.
     policy: a serialized v1.Policy; None: the daemon's default.
     """
 
@@ -29,8 +30,9 @@ class LoadStart:
     """Blocks that were allocated for KV of another worker.
 
     peer: the daemon to pull from; "": it is pushed.
-    opened: for each rank, whether the scheduler's side has reserved them at the daemon already.
-    failed: why they could not be reserved; "": they were, or the worker is to do it.
+    opened: for each rank that it has called for, whether the scheduler's side has reserved them at the daemon already.
+    unanswered: the ranks whose call has no answer, and may have been heard all the same.
+    failed: why the daemon refuses to reserve them; "": it has, or the worker is to ask.
     """
 
     request_id: str
@@ -40,6 +42,7 @@ class LoadStart:
     blocks: list[int]
     token_count: int
     opened: list[bool] = field(default_factory=list)
+    unanswered: list[int] = field(default_factory=list)
     failed: str = ""
 
 

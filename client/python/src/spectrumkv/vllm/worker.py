@@ -174,9 +174,11 @@ class WorkerSide:
         return counts
 
     def close(self) -> None:
-        with contextlib.suppress(SpectrumKVError):  # what is under way ends with the connection
-            self.pool.close(_CLOSE_MS)
-        self._courier.close()
+        try:
+            with contextlib.suppress(SpectrumKVError):  # what is under way ends with the connection
+                self.pool.close(_CLOSE_MS)
+        finally:
+            self._courier.close()
 
     def _count(self, what: str, number: int = 1) -> None:
         with self._ended:
