@@ -1,5 +1,7 @@
 // segments sweep: what killed workers left in shared memory. Needs no daemon, only the user whose segments they are.
 #include <cstdio>
+#include <filesystem>
+#include <system_error>
 
 #include "client/cpp/shared_memory.h"
 #include "client/ctl/command.h"
@@ -12,6 +14,9 @@ absl::StatusOr<int> Sweep(const Context& context, Args args) {
   const std::string prefix = args.Text("prefix", client::kStalePrefix);
   const bool dry_run = args.Switch("dry-run");
   if (prefix.empty()) args.Refuse("--prefix must not be empty: other programs' files lie there, too");
+  std::error_code unlisted;
+  std::filesystem::directory_iterator(directory, unlisted);
+  if (unlisted) args.Refuse("--directory " + directory + " cannot be listed: " + unlisted.message());
   if (const absl::Status status = args.Check(); !status.ok()) return status;
   const std::vector<std::string> names = client::SweepStaleSegments(directory, prefix, !dry_run);
   std::string json = "{\"segments\": [";

@@ -104,6 +104,9 @@ class ProgramTest(unittest.TestCase):
                 self.assertEqual(ctl(*sweep, "--prefix", "engine-"), (0, "engine-kv\n", ""))
                 self.assertEqual(set(os.listdir(folder)), {"spectrumkv-kv-2-alive", "other"})
                 self.assertEqual(ctl(*sweep, "--prefix", "")[0], 2)
+                code, out, err = ctl("segments", "sweep", "--directory", f"{folder}/typo")
+                self.assertEqual((code, out), (2, ""))
+                self.assertIn("cannot be listed", err)
 
     def test_profile_measures_a_model(self):
         """On layers 2 to 4 of a real prompt; the same with a channel of outliers; without queries."""
