@@ -167,17 +167,26 @@ TEST_F(DeviceEngineTest, ALayerwiseSourceOnADeviceGoesLayerByLayer) {
   EXPECT_EQ(watcher->WaitTerminal().state, TransferState::kCommitted);
 }
 
-// Queries come with their layers; what is sent is what the same source in host memory sends.
-TEST_F(DeviceEngineTest, LayerwiseQueriesAttendOnTheDevice) {
-  Build();
-  std::vector<std::string> landed;
-  for (const Where source : {Where::kHost, Where::kDevice}) {
+class LayerwiseQueriesTest : public DeviceEngineTest {
+ protected:
+  // A transfer whose layers, and the queries that attend to them, are still to come; its id.
+  std::string BeginLayerwise(Where source) {
     Prepare(source, Where::kHost);
     const std::string id = source == Where::kHost ? "host" : "device";
     SenderSpec spec = Send(id, Source(), Policies().at("recent"));
     spec.layerwise = true;
-    ASSERT_TRUE(b_->manager().StartReceiver(Expect(id, Target())).ok());
-    ASSERT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
+    EXPECT_TRUE(b_->manager().StartReceiver(Expect(id, Target())).ok());
+    EXPECT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
+    return id;
+  }
+};
+
+// Queries come with their layers; what is sent is what the same source in host memory sends.
+TEST_F(LayerwiseQueriesTest, AttendOnTheDevice) {
+  Build();
+  std::vector<std::string> landed;
+  for (const Where source : {Where::kHost, Where::kDevice}) {
+    const std::string id = BeginLayerwise(source);
     auto watcher = b_->Watch(id, Role::kReceiver);
     for (uint32_t layer = 0; layer < 3; ++layer) {
       ASSERT_TRUE(a_->manager().Advance(kMe, id, layer + 1, 80, {{}, Queries({layer})}).ok());
@@ -192,16 +201,11 @@ TEST_F(DeviceEngineTest, LayerwiseQueriesAttendOnTheDevice) {
 }
 
 // They wait for their keys: nothing attends to no token.
-TEST_F(DeviceEngineTest, QueriesMayComeBeforeTheirLayers) {
+TEST_F(LayerwiseQueriesTest, MayComeBeforeTheirLayers) {
   Build();
   std::vector<std::string> landed;
   for (const Where source : {Where::kHost, Where::kDevice}) {
-    Prepare(source, Where::kHost);
-    const std::string id = source == Where::kHost ? "host" : "device";
-    SenderSpec spec = Send(id, Source(), Policies().at("recent"));
-    spec.layerwise = true;
-    ASSERT_TRUE(b_->manager().StartReceiver(Expect(id, Target())).ok());
-    ASSERT_TRUE(a_->manager().StartSender(std::move(spec)).ok());
+    const std::string id = BeginLayerwise(source);
     ASSERT_TRUE(a_->manager().Advance(kMe, id, 3, 0, {{}, Queries({1, 2})}).ok());
     ASSERT_TRUE(a_->manager().Advance(kMe, id, 1, 80, {{}, Queries({0})}).ok());
     ASSERT_TRUE(a_->manager().Advance(kMe, id, 3, 80, {}).ok());
