@@ -13,30 +13,13 @@ from ends import owned_schema, pools_of, until
 from engine_side import LAYERS, values
 from real_daemon import running
 from test_owners import OTHER, as_user
-from test_vllm import HERE, THERE, TOKENS, push, receiving, side
+from test_vllm import HERE, THERE, TOKENS, d, p, push, receiving, rng, side
 
 from spectrumkv import requests
 from spectrumkv.v1 import admin_service_pb2, report_pb2, worker_service_pb2
 
 POISON = 99.0
 ENDED = [getattr(report_pb2, f"TRANSFER_STATE_{how}") for how in ("COMMITTED", "FAILED", "CANCELLED", "EXPIRED")]
-
-
-@pytest.fixture
-def rng():
-    return np.random.default_rng(5)
-
-
-@pytest.fixture
-def p(prefill):
-    with side(prefill) as made:
-        yield made
-
-
-@pytest.fixture
-def d(decode):
-    with side(decode) as made:
-        yield made
 
 
 def sending(p, name, params, blocks=HERE, tokens=TOKENS, **options):

@@ -4,16 +4,24 @@
 namespace spectrumkv {
 namespace {
 
-TEST_F(EngineTest, ASilentPeerIsNoticedWithinTheProgressTimeout) {
-  Build();
-  Prepare();
-  network_->SetFaultHook([](const FaultPoint& point) {
-    Fault fault;
-    if (point.from == "b") fault.kind = Fault::Kind::kDrop;
-    return fault;
-  });
-  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
-  ASSERT_TRUE(a_->manager().StartSender(Send("t", Source(), Raw())).ok());
+class SilentReceiverTest : public EngineTest {
+ protected:
+  // A transfer "t" whose receiver is there, and of whom no word arrives.
+  void BeginWithSilentReceiver() {
+    Build();
+    Prepare();
+    network_->SetFaultHook([](const FaultPoint& point) {
+      Fault fault;
+      if (point.from == "b") fault.kind = Fault::Kind::kDrop;
+      return fault;
+    });
+    ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
+    ASSERT_TRUE(a_->manager().StartSender(Send("t", Source(), Raw())).ok());
+  }
+};
+
+TEST_F(SilentReceiverTest, IsNoticedWithinTheProgressTimeout) {
+  BeginWithSilentReceiver();
   const TransferReport report = a_->Watch("t", Role::kSender)->WaitTerminal(6);
   network_->SetFaultHook(nullptr);
   EXPECT_EQ(report.state, TransferState::kFailed);
@@ -102,17 +110,9 @@ TEST_F(EngineTest, SilenceIsCountedFromTheLastWord) {
 }
 
 // A connection that breaks over silence, and another that is silent as well, are no word of the peer's.
-TEST_F(EngineTest, SilenceIsCountedThroughABreak) {
+TEST_F(SilentReceiverTest, IsCountedThroughABreak) {
   progress_timeout_ms_ = 3000;
-  Build();
-  Prepare();
-  network_->SetFaultHook([](const FaultPoint& point) {
-    Fault fault;
-    if (point.from == "b") fault.kind = Fault::Kind::kDrop;
-    return fault;
-  });
-  ASSERT_TRUE(b_->manager().StartReceiver(Expect("t", Target())).ok());
-  ASSERT_TRUE(a_->manager().StartSender(Send("t", Source(), Raw())).ok());
+  BeginWithSilentReceiver();
   std::this_thread::sleep_for(std::chrono::milliseconds(2400));
   network_->RemoveEnd("b");
   network_->AddEnd("b", &b_->manager());
