@@ -339,25 +339,11 @@ void PlanRun::End(const absl::Status& status) {
 }  // namespace
 
 absl::Status PlanPlaces::Take(const Caller& caller, uint32_t most) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const auto it = of_caller_.find(caller);
-  const uint32_t own = it == of_caller_.end() ? 0 : it->second;
-  if (taken_ >= most || (own > 0 && taken_ + own >= most)) {
-    return MakeError(absl::StatusCode::kResourceExhausted, "PLANS_FULL",
-                     absl::StrCat(taken_, " Plans are under way, ", own, " of them of this caller; the daemon takes ", most,
-                                  " at once, and of no caller more than there are places left"),
-                     {{"limit", absl::StrCat(most)}}, kPlanRetryMs);
-  }
-  ++taken_;
-  of_caller_[caller] = own + 1;
-  return absl::OkStatus();
-}
-
-void PlanPlaces::GiveBack(const Caller& caller) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  --taken_;
-  const auto it = of_caller_.find(caller);
-  if (--it->second == 0) of_caller_.erase(it);
+  if (share_.Take(caller, 1, most)) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kResourceExhausted, "PLANS_FULL",
+                   absl::StrCat(share_.taken(), " Plans are under way; the daemon takes ", most,
+                                " at once, and of no caller more than there are places left"),
+                   {{"limit", absl::StrCat(most)}}, kPlanRetryMs);
 }
 
 void StartPlan(const ServiceContext* context, PlanCall call) {

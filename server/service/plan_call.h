@@ -3,27 +3,23 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
-#include <mutex>
 
 #include "absl/status/status.h"
+#include "server/base/fair_share.h"
 #include "server/service/service_context.h"
 #include "spectrumkv/v1/worker_service.pb.h"
 
 namespace spectrumkv {
 
-// How many Plans are under way, those that wait for a thread too. Who comes later finds a place, however many one caller
-// wants: nobody may have more than are left. Thread-safe.
+// How many Plans are under way, those that wait for a thread too. Thread-safe.
 class PlanPlaces {
  public:
   // RESOURCE_EXHAUSTED PLANS_FULL with a retry delay where there is none of `most` for this caller.
   absl::Status Take(const Caller& caller, uint32_t most);
-  void GiveBack(const Caller& caller);
+  void GiveBack(const Caller& caller) { share_.Give(caller, 1); }
 
  private:
-  std::mutex mutex_;
-  uint32_t taken_ = 0;
-  std::map<Caller, uint32_t> of_caller_;  // no zeros
+  FairShare<Caller> share_;
 };
 
 struct PlanCall {

@@ -15,28 +15,10 @@ constexpr size_t kMaxBacklog = 4;
 
 }  // namespace
 
-bool FrameRoom::Take(const std::string& host, size_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const auto it = of_host_.find(host);
-  const size_t own = it == of_host_.end() ? 0 : it->second;
-  if (bytes > limit_bytes_ || used_bytes_ + own + bytes > limit_bytes_) return false;
-  used_bytes_ += bytes;
-  of_host_[host] = own + bytes;
-  return true;
-}
-
-void FrameRoom::Give(const std::string& host, size_t bytes) {
-  if (bytes == 0) return;
-  std::lock_guard<std::mutex> lock(mutex_);
-  used_bytes_ -= bytes;
-  const auto it = of_host_.find(host);
-  if ((it->second -= bytes) == 0) of_host_.erase(it);
-}
-
 ControlSession::~ControlSession() { GiveRoomLocked(); }
 
 void ControlSession::GiveRoomLocked() {
-  if (room_ != nullptr) room_->Give(host_, std::exchange(backlog_bytes_, 0));
+  if (room_ != nullptr) room_->bytes.Give(host_, std::exchange(backlog_bytes_, 0));
 }
 
 void ControlSession::BindStream(std::shared_ptr<ControlStream> stream) {
@@ -116,9 +98,9 @@ absl::Status ControlSession::TakeRoomLocked(const ControlFrame& frame) {
                      absl::StrCat("more than ", kMaxBacklog, " frames before the transfer was joined"));
   }
   const size_t bytes = MessageBytes(frame);
-  if (room_ != nullptr && !room_->Take(host_, bytes)) {
+  if (room_ != nullptr && !room_->bytes.Take(host_, bytes, room_->limit_bytes)) {
     return MakeError(absl::StatusCode::kResourceExhausted, "WAITING_FULL",
-                     absl::StrCat("a frame of ", bytes, " bytes does not fit in what is left of the ", room_->limit_bytes(),
+                     absl::StrCat("a frame of ", bytes, " bytes does not fit in what is left of the ", room_->limit_bytes,
                                   " bytes for frames that wait for their transfers"));
   }
   backlog_bytes_ += bytes;

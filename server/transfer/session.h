@@ -3,13 +3,13 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "server/base/fair_share.h"
 #include "server/stream/transport.h"
 
 namespace spectrumkv {
@@ -19,20 +19,11 @@ class Transfer;
 // Manifests of long prompts that drop many tokens are of some hundred KB, others of some hundred bytes.
 constexpr size_t kWaitingFrameBytes = 64u << 20;
 
-// Bytes of frames that wait for their transfers, of all peers together. No host may hold more than there is left for
-// others. Thread-safe.
-class FrameRoom {
- public:
-  explicit FrameRoom(size_t limit_bytes) : limit_bytes_(limit_bytes) {}
-  bool Take(const std::string& host, size_t bytes);
-  void Give(const std::string& host, size_t bytes);
-  size_t limit_bytes() const { return limit_bytes_; }
-
- private:
-  const size_t limit_bytes_;
-  std::mutex mutex_;
-  size_t used_bytes_ = 0;
-  std::map<std::string, size_t> of_host_;  // no zeros
+// Bytes of frames that wait for their transfers, of all peers together, by host.
+struct FrameRoom {
+  explicit FrameRoom(size_t limit) : limit_bytes(limit) {}
+  const size_t limit_bytes;
+  FairShare<std::string> bytes;
 };
 
 // A control stream. A dialler's session is attached to its transfer from the start; an acceptor's waits for Hello, then
